@@ -19,7 +19,7 @@ from rlzoo.core.errors import PolicyError, did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import PER_TOKEN, Reduction
 from rlzoo.core.settings import Settings
-from rlzoo.core.types import NEEDS, ClipInputs, ClipResult
+from rlzoo.core.types import METRIC, NEEDS, ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
 """``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
@@ -191,6 +191,38 @@ def _limited(rule: str, needs: frozenset[str]) -> type[ClipInputs]:
     known = {name: field for name, field in ClipInputs.__dataclass_fields__.items() if name not in absent}
     members = {"__slots__": (), "__dataclass_fields__": known, "__repr__": lambda inputs: f"ClipInputs({', '.join(known)})"}
     return type("ClipInputs", (ClipInputs,), members | absent)
+
+
+def form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
+    """Describe the first problem with a result's shapes and types, or return None."""
+    if not isinstance(result, ClipResult):
+        return f"returned a {type(result).__name__}, expected a ClipResult"
+    size, length = inputs.log_probs.shape
+    either = ((size, 1), (size, length))
+    allowed = {"token": either[1:], "sequence": either[:1], "batch": either}[policy.scope]
+    for name, shapes in (("objective", allowed), ("log_ratio", either), ("clipped", either)):
+        tensor = getattr(result, name)
+        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        if got not in shapes:
+            return f"returned {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
+    if result.objective.dtype != torch.float32:
+        return f"returned an objective of type {result.objective.dtype}, expected torch.float32"
+    if result.clipped.dtype != torch.bool:
+        return f"returned clipped of type {result.clipped.dtype}, expected torch.bool"
+    return _metrics_problem(result.metrics, either) if result.metrics else None
+
+
+def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
+    """Describe the first problem with a result's metrics, or return None."""
+    if not isinstance(metrics, Mapping):
+        return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
+    for name, values in metrics.items():
+        if not isinstance(name, str) or not METRIC.fullmatch(name):
+            return f"returned a metric called {name!r}; names must consist of lower-case letters, digits and underscores"
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if got not in shapes:
+            return f"returned metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
+    return None
 
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})

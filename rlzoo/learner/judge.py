@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.errors import PolicyError, UserError
-from rlzoo.core.policy import ClipPolicy, ClipStats, limited_to_needs
+from rlzoo.core.policy import ClipPolicy, ClipStats, form_problem, limited_to_needs
 from rlzoo.core.reductions import StepCounts, reduce_objective
-from rlzoo.core.types import METRIC, ClipBand, ClipInputs, ClipResult
+from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
-    if problem := _form_problem(policy, inputs, result):
+    if problem := form_problem(policy, inputs, result):
         raise PolicyError(policy.name, problem)
     return result
 
@@ -187,38 +187,6 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following
-
-
-def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
-    """Describe the first problem with a result's shapes and types, or return None."""
-    if not isinstance(result, ClipResult):
-        return f"returned a {type(result).__name__}, expected a ClipResult"
-    size, length = inputs.log_probs.shape
-    either = ((size, 1), (size, length))
-    allowed = {"token": either[1:], "sequence": either[:1], "batch": either}[policy.scope]
-    for name, shapes in (("objective", allowed), ("log_ratio", either), ("clipped", either)):
-        tensor = getattr(result, name)
-        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        if got not in shapes:
-            return f"returned {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
-    if result.objective.dtype != torch.float32:
-        return f"returned an objective of type {result.objective.dtype}, expected torch.float32"
-    if result.clipped.dtype != torch.bool:
-        return f"returned clipped of type {result.clipped.dtype}, expected torch.bool"
-    return _metrics_problem(result.metrics, either) if result.metrics else None
-
-
-def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
-    """Describe the first problem with a result's metrics, or return None."""
-    if not isinstance(metrics, Mapping):
-        return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
-    for name, values in metrics.items():
-        if not isinstance(name, str) or not METRIC.fullmatch(name):
-            return f"returned a metric called {name!r}; names must consist of lower-case letters, digits and underscores"
-        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        if got not in shapes:
-            return f"returned metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
-    return None
 
 
 def _located(error: Exception) -> str:

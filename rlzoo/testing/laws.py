@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlzoo.core import ops
-from rlzoo.core.policy import NAMED, ClipPolicy, ClipStats
+from rlzoo.core.policy import NAMED, ClipPolicy, ClipStats, form_problem
 from rlzoo.core.settings import Settings
-from rlzoo.core.types import METRIC, ClipInputs, ClipResult
+from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.testing import data
 from rlzoo.testing.data import TOKEN_FIELDS, answer, call, evaluate, fresh, map_tensors, visible
 from rlzoo.testing.reach import Watched
@@ -238,36 +238,27 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
 @law(everywhere=True)
 def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """For float32 and bfloat16 inputs, the result is float32; the result and its metrics are finite and correctly shaped."""
-    size, max_length = inputs.log_probs.shape
-    either = {(size, 1), (size, max_length)}
-    shapes = {"token": {(size, max_length)}, "sequence": {(size, 1)}, "batch": either}[policy.scope]
     for example in (inputs, map_tensors(inputs, lambda values: values.bfloat16(), TOKEN_FIELDS)):
-        result = call(policy, fresh(example))
-        assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
-        for name, allowed, dtype in (
-            ("objective", shapes, torch.float32),
-            ("log_ratio", either, torch.float32),
-            ("clipped", either, torch.bool),
-        ):
-            values = getattr(result, name)
-            assert values.dtype == dtype, f"{name} is {values.dtype}, not {dtype}"
-            got = tuple(values.shape)
-            assert got in allowed, f"{name} has the wrong shape for scope {policy.scope!r}: {got}, expected {allowed}"
+        result = _formed(policy, example)
+        assert result.log_ratio.dtype == torch.float32, f"log_ratio is {result.log_ratio.dtype}, not torch.float32"
         assert visible(result.objective, inputs).isfinite().all(), "the objective is not finite"
         assert visible(result.log_ratio, inputs).isfinite().all(), "log_ratio is not finite"
     names = sorted(result.metrics)
-    for name in names:
-        assert METRIC.fullmatch(name), f"metric {name!r}: a name consists of lower-case letters, digits and underscores"
     for example in (inputs, data.moved(inputs, 0.0), *_swept(policy)):
-        size, max_length = example.log_probs.shape
-        either = {(size, 1), (size, max_length)}
-        metrics = call(policy, fresh(example)).metrics
+        metrics = _formed(policy, example).metrics
         assert sorted(metrics) == names, f"metrics {names} for some responses, but {sorted(metrics)} for others"
         for name, values in metrics.items():
-            assert tuple(values.shape) in either, f"metric {name!r} has shape {tuple(values.shape)}, not one of {either}"
             assert visible(values, example).isfinite().all(), f"metric {name!r} is not finite"
     _, gradient = evaluate(policy, inputs)
     assert gradient.isfinite().all(), "the gradient is not finite"
+
+
+def _formed(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
+    """Return the policy's result after checking its shapes and types as in training."""
+    result = call(policy, fresh(inputs))
+    problem = form_problem(policy, inputs, result)
+    assert problem is None, f"the rule {problem}"
+    return result
 
 
 @law(everywhere=True)
