@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from rlzoo.journal.checkpoints import own_checkpoints
@@ -29,17 +30,15 @@ Stage = Callable[[str], None]
 logger = logging.getLogger("rlzoo")
 
 
+@dataclass(frozen=True, slots=True)
 class AfterStep:
     """Evaluates the model, logs metrics, and saves the run after a training step. Stops the run on request."""
 
-    def __init__(
-        self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None, stage: Stage | None = None
-    ) -> None:
-        self.run = run
-        self.tracker = tracker
-        self.stop = stop
-        self.observer = observer
-        self.stage = stage
+    run: Run
+    tracker: Tracker
+    stop: StopRequest
+    observer: Observer | None = None
+    stage: Stage | None = None
 
     def __call__(self, step: int, row: dict[str, float], updates: Sequence[Update] = ()) -> None:
         """Finish a step, given its metrics. Step 0 is the evaluation before training.
