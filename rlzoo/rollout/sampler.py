@@ -218,8 +218,7 @@ class Sampler(ABC):
             version: version of the weights, in optimizer steps.
         """
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # as `rest`
         """Release resources outside this process's memory."""
 
 
@@ -274,9 +273,6 @@ class HFSampler(Sampler):
         with torch.no_grad():
             for name, tensor in weights:
                 state[name].copy_(tensor)
-
-    def close(self) -> None:
-        """Do nothing, because there is nothing to release."""
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
