@@ -69,10 +69,7 @@ class OpenResponses:
             graphs: see `decode`.
             keeps: whether the caches of ended responses are kept, in the rows after the open responses.
         """
-        self.model = model
-        self.cache_name = cache_name(model)
-        self.device = model.device
-        self._seat(len(prompts), keeps=keeps)
+        self._seat(model, len(prompts), keeps=keeps)
         runs = [(ids, len(list(run))) for ids, run in groupby(prompts)]
         self.repeats = torch.tensor([number for _, number in runs])  # (P,) number of responses to each prompt
         size = max(len(ids) for ids, _ in runs)
@@ -89,7 +86,8 @@ class OpenResponses:
         self.first_positions = (self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device)
         self.step = fused_step(model, max(size + limit, CONVERSATION if keeps else 0)) if fuses else None
 
-    def _seat(self, number: int, *, keeps: bool) -> None:
+    def _seat(self, model: PreTrainedModel, number: int, *, keeps: bool) -> None:
+        self.model, self.cache_name, self.device = model, cache_name(model), model.device
         self.keeps = keeps
         self.rows = torch.arange(number, device=self.device)  # batch indices of the open responses, in cache order
         self.seats = torch.arange(number, device=self.device)  # batch indices of all responses, in cache order
@@ -195,10 +193,8 @@ class ResumedResponses(OpenResponses):
             fuses: see `decode`.
             graphs: see `decode`.
         """
-        self.model = model
-        self.cache_name = cache_name(model)
-        self.device = device = model.device
-        self._seat(len(contexts), keeps=True)
+        self._seat(model, len(contexts), keeps=True)
+        device = self.device
         self.repeats = torch.ones(len(contexts), dtype=torch.long)
         starts, ends = torch.tensor([caches.spans[place] for place in places], device=device).T
         known = ends - starts  # (B,) number of tokens in the caches
