@@ -280,11 +280,6 @@ class LaunchConfig(Settings):
         "none", description="states to keep in CPU memory: the optimizer states or, with ZeRO-3, also the parameters"
     )
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether optimizer states are sharded (DeepSpeed, FSDP2), in which case all processes must take part in saving."""
-        return self.fsdp or self.deepspeed is not None
-
 
 class EvalConfig(Settings):
     """Settings for held-out evaluation, which measures the mean reward of sampled responses."""

@@ -45,10 +45,6 @@ class RecordedUpdate:
     counts: StepCounts  # divisors of the objectives; responses without a grade count too
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
 
-    def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return the weights for a rule's objective, or None if the rule's ratio is already relative to the sampler."""
-        return None if policy.ratio_to_sampler else self.weights
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:

@@ -77,7 +77,8 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 def applied(run: RecordedRun, update: RecordedUpdate, policy: ClipPolicy) -> tuple[Judgement, Tensor, ResponseTable]:
     """Apply a rule to one recorded update. Also return the rule's gradient at ratio 1 and the table of responses."""
-    inputs, scale = update.inputs, (update.counts, run.max_length, update.weights_for(policy))
+    weights = None if policy.ratio_to_sampler else update.weights  # such a ratio already corrects for the sampler
+    inputs, scale = update.inputs, (update.counts, run.max_length, weights)
     judged = judgement(policy, inputs, *scale)
     on_policy = on_policy_gradient(policy, inputs, judged.result, *scale)
     group = group_keys(update.step, update.batch.group_ids[update.rows])

@@ -172,7 +172,8 @@ class Run:
             step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
             self.directory.save_rollouts(texts, replace(step, **sampled.unknown))
             tracking = self.config.tracking
-            if tracking.mlflow and tracking.completions and updates and self.has_page(batch.step):
+            is_due = batch.step == self.config.steps or self.is_due(batch.step, tracking.figure_every)
+            if tracking.mlflow and tracking.completions and updates and is_due:
                 assert isinstance(batch, ScoredBatch), "the updates have made it one"
                 page = response_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 # completions.html always holds the newest page
@@ -235,8 +236,9 @@ class Run:
         """End the run. Save it if the failed step made no update, because the state is then still that of the previous step."""
         try:
             # saving is collective, and other processes may have failed elsewhere
-            is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded
-            if is_alone and self.is_clean and self.saved < self.done < self.attempted:
+            launch, is_alone = self.config.launch, self.accelerator.num_processes == 1
+            is_sharded = launch.fsdp or launch.deepspeed is not None
+            if is_alone and not is_sharded and self.is_clean and self.saved < self.done < self.attempted:
                 self.save(self.done)
         except Exception as error:  # do not hide the error that ended the run
             logger.warning("step %d could not be saved: %s", self.done, error)
@@ -258,10 +260,6 @@ class Run:
     def is_due(self, step: int, every: int) -> bool:
         """Whether the step is a multiple of ``every``. False if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
-
-    def has_page(self, step: int) -> bool:
-        """Whether to write a page of completions for the step."""
-        return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property
     def how_to_resume(self) -> str:
