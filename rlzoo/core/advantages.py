@@ -137,7 +137,7 @@ class AdvantageEstimator(Settings, ABC):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
             raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has them")
-        return inputs.mapped(_in_float64)
+        return inputs.mapped(lambda values: values.detach().double() if values.is_floating_point() else values)
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
@@ -150,7 +150,3 @@ class AdvantageEstimator(Settings, ABC):
 
 NEEDS = tuple(column.name for column in fields(AdvantageInputs) if column.default is None)
 """The optional inputs to an estimator."""
-
-
-def _in_float64(values: Tensor) -> Tensor:
-    return values.detach().double() if values.is_floating_point() else values

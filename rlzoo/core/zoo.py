@@ -113,8 +113,9 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         """
         fields = {"name": settings} if isinstance(settings, str) else settings
         if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
+            article = "an" if self.what[0] in "aeiou" else "a"
             raise UserError(
-                f"{key}={shown(settings)}: expected the name of {_article(self.what)}, or a mapping with a name and settings"
+                f"{key}={shown(settings)}: expected the name of {article} {self.what}, or a mapping with a name and settings"
             )
         name, aliased = self.aliases.get(fields["name"], (fields["name"], {}))
         kind = self[name]
@@ -298,10 +299,6 @@ def policy_problem(policy: Any) -> str | None:
 @functools.cache
 def _warn_once(text: str) -> None:
     logger.warning(text)
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _unset(kind: type, *names: str) -> Iterator[str]:

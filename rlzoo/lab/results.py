@@ -60,11 +60,6 @@ class Record(Settings):
             return 0.0
         return sum(map(int, self.right)) / len(self.right) / self.num_samples if self.right else fmean(self.rewards)
 
-    @property
-    def has_collapsed(self) -> bool:
-        """Whether the run failed or lost more than half of its initial reward."""
-        return bool(self.failure) or self.score < COLLAPSED * (self.start or 0.0)
-
 
 class Evenness(Settings):
     """How evenly a rule clips the track's common recording at widths that clip the track's share for each sign of A."""
@@ -124,7 +119,7 @@ class Result(Settings):
             "start": fmean(run.start or 0.0 for run in runs),
             "solved": fmean(map(float, solved)) if any(run.right for run in runs) else None,
             "below_start": sum(run.score < (run.start or 0.0) for run in runs),
-            "collapsed": sum(run.has_collapsed for run in runs),
+            "collapsed": sum(bool(run.failure) or run.score < COLLAPSED * (run.start or 0.0) for run in runs),
             "learning_rate": rates[place],
             "at_edge": int(place in (0, len(rates) - 1)),
             "loss_beside": max(beside) - min(beside),
