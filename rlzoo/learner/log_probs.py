@@ -63,15 +63,9 @@ class ResponseLogProbs(nn.Module):
             Two float32 ``(N,)`` tensors in nats, row by row: differentiable log-probabilities, and entropies that carry a
             gradient if ``entropy_gradient`` is set.
         """
-        arguments = {
-            "input_ids": inputs.input_ids,
-            "attention_mask": inputs.attention_mask,
-            "position_ids": inputs.position_ids,
-            "use_cache": False,
-        }
         targets = inputs.input_ids.roll(-1, dims=1)[inputs.predicts]
         if self.chunked:
-            hidden = self.language_model.base_model(**arguments).last_hidden_state[inputs.predicts]
+            hidden = self.language_model.base_model(**inputs.arguments).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(
                 hidden.bfloat16() if head.weight.dtype == torch.bfloat16 else hidden,  # some models accumulate in float32
@@ -81,7 +75,7 @@ class ResponseLogProbs(nn.Module):
                 entropy_gradient=self.entropy_gradient,
                 kept=inputs.kept,
             )
-        logits = self.language_model(**arguments).logits[inputs.predicts]
+        logits = self.language_model(**inputs.arguments).logits[inputs.predicts]
         return _log_probs_of_logits(logits, targets, inputs.kept, self.temperature, self.entropy_gradient)
 
 

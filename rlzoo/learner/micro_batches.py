@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ class ModelInputs:
     position_ids: Tensor | None  # (R, S) positions, starting from 0 at each row's first token; None for the default positions
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
     kept: KeptSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the model's forward pass."""
+        names = ("input_ids", "attention_mask", "position_ids")
+        return {"use_cache": False, **{name: getattr(self, name) for name in names}}
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""

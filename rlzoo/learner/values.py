@@ -28,12 +28,7 @@ class ResponseValues(nn.Module):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         """Compute the value before each token that the model chose, ``(N,)``, and return it with and without a gradient."""
-        states = self.language_model.base_model(
-            input_ids=inputs.input_ids,
-            attention_mask=inputs.attention_mask,
-            position_ids=inputs.position_ids,
-            use_cache=False,
-        ).last_hidden_state[inputs.predicts]
+        states = self.language_model.base_model(**inputs.arguments).last_hidden_state[inputs.predicts]
         with torch.autocast(states.device.type, enabled=False):
             values = self.head(states.to(self.head.weight.dtype))[:, 0]
         return values, values.detach()
