@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,18 @@ def shown(value: object) -> str:
         ("'fast'", 200)
     """
     return _shortened.repr(value)
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def located(error: Exception) -> str:
+    """Format an exception as one line with its file and line number."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")
 
 
 class RunError(RuntimeError):

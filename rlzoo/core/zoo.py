@@ -22,7 +22,7 @@ from rlzoo.core.advantages import NEEDS as ADVANTAGE_NEEDS
 from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.discovery import RESTRICT, Plugin, allowed_names, installed_plugins, named_plugins
-from rlzoo.core.errors import UserError, did_you_mean, explain, first_mistake, shown
+from rlzoo.core.errors import UserError, described, did_you_mean, explain, first_mistake, shown
 from rlzoo.core.policy import ClipPolicy, Scope, contract_problem
 
 logger = logging.getLogger("rlzoo")
@@ -257,7 +257,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # `contract_problem` reports it
             module = plugin.load()
     except (Exception, SystemExit) as error:
-        raise UserError(f"{plugin} cannot be imported: {_described(error)}") from error
+        raise UserError(f"{plugin} cannot be imported: {described(error)}") from error
     if problem := hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION))):
         raise UserError(f"{plugin} cannot be used: {problem}")
     manager = pluggy.PluginManager(hookspecs.PROJECT)  # one for each plugin, because an invalid plugin stays registered
@@ -265,7 +265,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
     try:
         manager.register(module)
     except pluggy.PluginValidationError as error:
-        raise UserError(f"{plugin} is not valid: {_described(error)}") from error
+        raise UserError(f"{plugin} is not valid: {described(error)}") from error
     callers = manager.get_hookcallers(module) or []
     known = [caller for caller in callers if caller.has_spec()]
     unknown = [caller.name for caller in callers if not caller.has_spec()]  # misspelt, or from a later version of rlzoo
@@ -282,7 +282,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
             answer: Any = next(iter(caller()), None)  # pluggy omits results that are None
             answers[caller.name] = dict(answer) if caller.name == TASKS else list(answer)
         except Exception as error:
-            raise UserError(f"{plugin} raised an error in its hook {caller.name}: {_described(error)}") from error
+            raise UserError(f"{plugin} raised an error in its hook {caller.name}: {described(error)}") from error
     return answers
 
 
@@ -338,7 +338,7 @@ def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
     try:
         kind()
     except Exception as error:
-        problem = first_mistake(error) if isinstance(error, ValidationError) else _described(error)
+        problem = first_mistake(error) if isinstance(error, ValidationError) else described(error)
         yield f"it cannot be constructed with its defaults: {problem}"
 
 
@@ -350,8 +350,3 @@ def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
     except UserError as error:
         return str(error).partition("; not loaded: ")[0]  # other skipped plugins are reported separately
     return None
-
-
-def _described(error: BaseException) -> str:
-    """Format an exception as one line."""
-    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import UserError
+from rlzoo.core.errors import UserError, described
 from rlzoo.models.gguf import examine, gguf_file, is_gguf
-from rlzoo.models.pretrained import context_length, local_model, one_line, quiet
+from rlzoo.models.pretrained import context_length, local_model, quiet
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import read_text
 
@@ -189,7 +189,7 @@ def find_architecture(path: str) -> Architecture | None:
         raise
     except Exception as error:  # the file's settings can cause any exception
         what = "config.json" if weights is None else "GGUF file"
-        raise UserError(f"model.path={path!r}: its {what} does not describe a model: {one_line(error)}") from error
+        raise UserError(f"model.path={path!r}: its {what} does not describe a model: {described(error)}") from error
     with suppress(Exception):  # a model that cannot be built is refused when it is loaded
         return Architecture(config) if config else None
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlzoo.core.errors import PolicyError, UserError
+from rlzoo.core.errors import PolicyError, UserError, located
 from rlzoo.core.policy import ClipPolicy, ClipStats, form_problem, limited_to_needs
 from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
@@ -129,7 +128,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     except PolicyError:
         raise
     except Exception as error:
-        raise PolicyError(policy.name, f"raised {_located(error)}") from error
+        raise PolicyError(policy.name, f"raised {located(error)}") from error
     changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
@@ -183,13 +182,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     try:
         following = policy.updated(stats)
     except Exception as error:
-        raise PolicyError(policy.name, f"raised an error in updated: {_located(error)}") from error
+        raise PolicyError(policy.name, f"raised an error in updated: {located(error)}") from error
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following
-
-
-def _located(error: Exception) -> str:
-    """Format an exception as one line with its file and line number."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")

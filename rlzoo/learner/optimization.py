@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlzoo.config.sections import LearnerConfig
-from rlzoo.core.errors import UserError
+from rlzoo.core.errors import UserError, described
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import ModelInputs
-from rlzoo.models.pretrained import embedding_rows, one_line
+from rlzoo.models.pretrained import embedding_rows
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -333,7 +333,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseV
     except Exception as error:  # the model's code can cause any exception
         raise UserError(
             f"model.path: a training pass of {type(model).__name__} in {model.dtype} with attention "
-            f"{model.config._attn_implementation!r} fails ({one_line(error)}); set another model.dtype or "
+            f"{model.config._attn_implementation!r} fails ({described(error)}); set another model.dtype or "
             "model.attn_implementation, or choose another model"
         ) from error
     text_model = set(model.get_decoder().parameters())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.config.sections import ModelConfig
-from rlzoo.core.errors import UserError, did_you_mean, shown
+from rlzoo.core.errors import UserError, described, did_you_mean, shown
 from rlzoo.models.gguf import convert, converted_folder, gguf_file, is_gguf
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
         what = f"{folder} contains no model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         attention = settings.attn_implementation
         how = "" if attention is None else f" with model.attn_implementation={shown(attention)} (null: transformers' default)"
-        raise UserError(f"model.path={path!r}: {what}{how}: {one_line(error)}") from error
+        raise UserError(f"model.path={path!r}: {what}{how}: {described(error)}") from error
     if missing:
         raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
@@ -175,12 +175,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     ids = getattr(model.generation_config, "eos_token_id", None)
     both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     return frozenset(int(token) for token in both if token is not None)
-
-
-def one_line(error: Exception) -> str:
-    """Return the type of an exception and the first line of its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import RunError, UserError, did_you_mean
+from rlzoo.core.errors import RunError, UserError, did_you_mean, located
 from rlzoo.models.processes import gather
 from rlzoo.rollout.curriculum import Measured, choose
 from rlzoo.rollout.draws import Truncation
@@ -362,9 +361,7 @@ class Rollouts:
         except (UserError, RunError, MemoryError):
             raise
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{last.filename} line {last.lineno}"
-            raise RunError(f"{named} failed to grade: {type(error).__name__}: {error} ({where})") from error
+            raise RunError(f"{named} failed to grade: {located(error)}") from error
         if len(rewards) != len(rollouts):
             raise RunError(f"{named} returned {len(rewards)} rewards for {len(rollouts)} responses")
         return rewards
