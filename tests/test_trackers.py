@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.short import QUICK
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "other-trackers.md"
 ROWS = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.75}]
 
@@ -42,6 +44,19 @@ def from_trackio(folder):
             (step, json.loads(metrics)) for step, metrics in database.execute("select step, metrics from metrics order by step")
         ]
     return [(step, metrics["reward/mean"]) for step, metrics in rows if "reward/mean" in metrics]
+
+
+def test_a_callback_follows_a_run(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    script = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1].replace("steps=2", f"steps=2, overrides={QUICK}")
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "followed"))
+    events.Reload()
+    logged = {point.step: point.value for point in events.Scalars("reward/mean")}
+    rows = map(json.loads, (tmp_path / "runs" / "followed" / "metrics.jsonl").read_text().splitlines())
+    assert logged == pytest.approx({row["step"]: row["reward/mean"] for row in rows if "reward/mean" in row})
+    assert len(logged) == 2
 
 
 @pytest.mark.parametrize("read", [from_tensorboard, from_wandb, from_trackio])
