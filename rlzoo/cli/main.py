@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.config.redaction import redact
@@ -56,9 +56,14 @@ def main() -> NoReturn:
             raise UserError(problem)
         gc.set_threshold(50_000, 10, 10)  # most objects that imports create stay alive, so frequent collections would be wasted
         from rlzoo.cli.app import app
+        from rlzoo.cli.options import Lasting
         from rlzoo.cli.usage import with_home
 
-        sys.exit(app([with_home(word) for word in sys.argv[1:]], prog_name="rlzoo", standalone_mode=False) or DONE)
+        output: Any = Lasting(sys.stdout, survives_full=False)  # `| head -1` must not change the exit code
+        with redirect_stdout(output):
+            code = app([with_home(word) for word in sys.argv[1:]], prog_name="rlzoo", standalone_mode=False)
+            output.flush()
+        sys.exit(code or DONE)
     except KeyboardInterrupt:  # Ctrl-C before the start of a command that handles it
         sys.exit(INTERRUPTED)
     except UserError as error:

@@ -57,10 +57,10 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
 
 
 class Lasting:
-    """A text stream that switches to /dev/null when the pipe's reader is gone or the disk is full."""
+    """A text stream that switches to /dev/null when the pipe's reader is gone or, if it ``survives_full``, the disk is full."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, survives_full: bool = True) -> None:
+        self._stream, self._survived = stream, OSError if survives_full else BrokenPipeError
 
     def write(self, text: str) -> int:
         """Write the text if possible."""
@@ -80,7 +80,7 @@ class Lasting:
     def _attempt(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except self._survived as error:
             with suppress(OSError), Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if not isinstance(error, BrokenPipeError) and self._stream is sys.__stdout__:
