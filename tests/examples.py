@@ -67,6 +67,7 @@ NEEDS = {
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
     "lab/measure_staleness.py": "a vLLM server, and half an hour",
     "lab/measure_vllm.py": "vLLM",
+    "lab/reasoning_law.py": "the folder examples on the path; tests/lab/test_length_law.py runs it",
     "lab/models.py": "the folder examples on the path; tests/lab/test_models.py runs it",
     "lab/small_models.py": "models.py, which imports it",
     "lab/episode_picture.py": "a finished run of the config guess",

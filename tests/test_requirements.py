@@ -14,6 +14,7 @@ ELSEWHERE = {"IPython"}  # there whenever rlzoo runs in a notebook
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
+    "gguf": {"rlzoo/models/gguf.py"},
     "math_verify": {"rlzoo/tasks/math_grading.py"},
     "nltk": {"plugins/rlzoo_textarena/__init__.py"},
     "openenv": {"plugins/rlzoo_openenv/__init__.py"},

@@ -48,7 +48,9 @@ def from_trackio(folder):
 
 def test_a_callback_follows_a_run(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    script = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1].replace("steps=2", f"steps=2, overrides={QUICK}")
+    script = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1].replace(
+        "steps=2", f"steps=2, overrides={QUICK}"
+    )
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "followed"))

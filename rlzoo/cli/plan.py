@@ -48,7 +48,8 @@ def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
     if plan.memory is None:
         notes.append(
-            f"the shape of model {config.model.path!r} is not known on this machine: memory and disk are not estimated"
+            f"the shape of model {config.model.path!r} is not known on this machine: memory and disk are not "
+            "estimated; set model.path to a folder that contains the model's config.json"
         )
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")

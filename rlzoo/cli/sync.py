@@ -45,9 +45,11 @@ def _sync(directory: Path, console: Plain) -> bool:
 
     uri, known = tracking_uri(), list(uploaded_to(directory))
     if known and without_password(uri) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
-        console.print(  # a directory from someone else could name any server, which would then receive the credentials
-            f"{directory}: not sent, because its store is {known[-1]!r}; to confirm this address, which receives your "
-            f"credentials, set MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
+        # a directory from someone else could name any server, which would then receive the credentials
+        remark = ", which receives your credentials" if known[-1].startswith("http") else ""
+        console.print(
+            f"{directory}: not sent, because its store is {known[-1]!r}; to confirm this address{remark}, "
+            f"set MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
         )
         return False
     lock = Lock(directory / FOLDER)

@@ -79,6 +79,7 @@ def train(
         from rlzoo.config.run_config import RunConfig
         from rlzoo.gate.fingerprint import check_unchanged, run_facts
         from rlzoo.gate.settings import Start, check_settings, usual_output
+    show_log(logging.WARNING if quiet or as_json else logging.INFO)
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -70,8 +71,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--set {shown(override)}: expected KEY=VALUE, such as learner.lr=1e-5")
         if key.count(".") > DEEPEST:
             raise UserError(f"--set {shown(override)}: the key has more than {DEEPEST} dots")
-        try:
-            value = parse_yaml(text)
+        try:  # a template such as {question}= is text, although YAML would read a mapping
+            value: Any = text if re.match(r"\{\w+\}", text) else parse_yaml(text)
         except UnreadableError as error:
             raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
         for name in reversed(key.split(".")):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -55,6 +56,8 @@ from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.tasks import Task, build_task
 
+logger = logging.getLogger("rlzoo")
+
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
 
@@ -80,6 +83,24 @@ class Plugins(tuple[str, ...]):
 def _zoo(info: ValidationInfo) -> Zoo:
     zoo: Zoo = info.data.get("plugins", Plugins()).zoo
     return zoo
+
+
+@cache  # a process remarks on this only once
+def _remark_on_base(path: str, lr: float, *, has_base: bool) -> None:
+    """Log whether the settings of `DEFAULT_RUN`, which suit only the bundled models, apply if the user may not expect it."""
+    is_bundled = path in ("embedded", "embedded-guess")
+    if has_base and not is_bundled:
+        advice = "to start from the defaults instead, set model.path in a config file (--config FILE)"
+        logger.warning(
+            "model.path=%r: learner.lr=%g, the widths of rules and other settings come from the config %s, which is for the "
+            "bundled model; %s", path, lr, DEFAULT_RUN, advice,
+        )  # fmt: skip
+    elif is_bundled and not has_base:
+        logger.info(
+            "a config names the model, so the settings of the config %s do not apply: for example, learner.lr=%g",
+            DEFAULT_RUN,
+            lr,
+        )
 
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
@@ -392,9 +413,12 @@ class RunConfig(Settings):
         paths = listed(merged.get("plugins"))
         merged["plugins"] = plugins if isinstance(plugins, Plugins) and not paths else [*paths, *map(str, plugins)]
         try:
-            return cls.model_validate(merged)
+            config = cls.model_validate(merged)
         except ValidationError as error:
             raise UserError(explain(error, cls)) from error
+        if not any("lr" in (layer.get("learner") or {}) for layer in layers[len(base) :]):
+            _remark_on_base(config.model.path, config.learner.lr, has_base=bool(base))
+        return config
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:
         """Return the complete configuration as YAML, from which `compose` recreates the same run.

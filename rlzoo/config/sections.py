@@ -182,7 +182,9 @@ class LearnerConfig(Settings):
     """Settings for updating the model."""
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate schedule after warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate after warm-up: constant, or linear or cosine decay"
+    )
     warmup_updates: int = Field(
         0, ge=0, description="number of updates in the linear warm-up, the last of which has the full learning rate"
     )

@@ -19,7 +19,7 @@ from rlzoo.core.errors import PolicyError, did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import PER_TOKEN, Reduction
 from rlzoo.core.settings import Settings
-from rlzoo.core.types import METRIC, NEEDS, ClipInputs, ClipResult
+from rlzoo.core.types import METRIC, NEEDS, ClipBand, ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
 """``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
@@ -209,7 +209,28 @@ def form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str 
         return f"returned an objective of type {result.objective.dtype}, expected torch.float32"
     if result.clipped.dtype != torch.bool:
         return f"returned clipped of type {result.clipped.dtype}, expected torch.bool"
-    return _metrics_problem(result.metrics, either) if result.metrics else None
+    problem = None if result.band is None else _band_problem(result.band, inputs, tuple(result.log_ratio.shape))
+    return problem or (_metrics_problem(result.metrics, either) if result.metrics else None)
+
+
+def _band_problem(band: object, inputs: ClipInputs, shape: tuple[int, ...]) -> str | None:
+    """Describe the first problem with a result's band, whose edges must be broadcastable to ``shape``, or return None."""
+    if not isinstance(band, ClipBand):
+        return f"returned a band of type {type(band).__name__}, expected a ClipBand"
+    for name in ("low", "high", "ceiling"):
+        edge = getattr(band, name)
+        if edge is None and name == "ceiling":
+            continue
+        if not isinstance(edge, Tensor):
+            return f"returned a band whose {name} is a {type(edge).__name__}, expected a tensor"
+        if edge.ndim > 2 or any(size not in (1, whole) for size, whole in zip(edge.shape[::-1], shape[::-1], strict=False)):
+            return (
+                f"returned a band whose {name} has the shape {tuple(edge.shape)}, expected {shape}, or 1 in place of a number"
+            )
+        # a comparison with NaN is false, so nothing would be clipped
+        if bool((edge.isnan() & inputs.response_mask).any()) and bool(inputs.log_probs[inputs.response_mask].isfinite().all()):
+            return f"returned a band whose {name} is NaN for a response with tokens"
+    return None
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:

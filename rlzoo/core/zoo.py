@@ -76,7 +76,11 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         known = [*self.entries, *self.aliases]
         listed = f" (installed: {', '.join(known)})" if len(known) <= MOST_LISTED else f"; see `rlzoo {self.command} list`"
         file = f"{name.replace('-', '_')}.py"
-        in_file = f"; if {file} defines it, add --plugin {file}" if NAME.fullmatch(name) and Path(file).is_file() else ""
+        in_file = (
+            f"; if {file} defines it, add --plugin {file} (in Python: pass the class)"
+            if NAME.fullmatch(name) and Path(file).is_file()
+            else ""
+        )
         raise UserError(f"unknown {self.what} {name!r}{in_file or did_you_mean(name, known) or listed}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
@@ -336,7 +340,10 @@ def _part_problems(kind: type[AdvantageEstimator] | type[Correction]) -> Iterato
 
 def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
     try:
-        kind()
+        fields = kind.model_fields.items()
+        kind.model_validate(
+            {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+        )
     except Exception as error:
         problem = first_mistake(error) if isinstance(error, ValidationError) else described(error)
         yield f"it cannot be constructed with its defaults: {problem}"

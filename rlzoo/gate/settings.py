@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import itertools
 import logging
 import os
 import shutil
@@ -11,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -163,7 +166,7 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
 
 def shortages(plan: Plan) -> Iterator[str]:
     """Yield one line for each resource that the run may exhaust: disk space, memory, or the engine's share of the memory."""
-    config, folder = plan.config, plan.config.output or Path("runs")
+    folder = plan.config.output or Path("runs")
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free
     if plan.disk is not None and plan.is_here and sum(plan.disk.values()) > free:
@@ -173,26 +176,33 @@ def shortages(plan: Plan) -> Iterator[str]:
             f"rollouts at most {need['rollouts']}), but only {shown(free)} is free; "
             "choose another with --output, or lower checkpoint.keep"
         )
+    yield from memory_shortages(plan)
+
+
+def memory_shortages(plan: Plan, *, with_remedy: bool = True) -> Iterator[str]:
+    """Yield one line if a process needs more memory than a device has, or if the engine's share of the memory is too small."""
     if plan.memory is None or plan.architecture is None or plan.forward is None:
         return
-    memory, room = plan.memory, plan.device_memory
+    config, memory, room = plan.config, plan.memory, plan.device_memory
+    engine, problem = engine_of(config.rollout), ""
     if memory.peak > room:
         parts = max(memory.learning, memory.sampling, key=lambda parts: sum(parts.values()))
         largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
-        yield (
+        problem = (
             f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
-            f"{shown(room)} for it (the largest parts: {most}); {_remedy(plan)}"
+            f"{shown(room)} for it (the largest parts: {most})"
         )
-    engine = engine_of(config.rollout)
-    if engine.device_share:
+    elif engine.device_share:
         weights = weight_bytes(plan.architecture, config)
         response = plan.forward.cache / plan.batch.rows
         if weights + response > memory.sampler:
-            yield (
+            problem = (
                 f"{engine.memory_setting}={engine.device_share}: {shown(memory.sampler)} cannot hold {engine.title}'s weights "
-                f"({shown(weights)}) and the cache for one response ({shown(response)}); raise it"
+                f"({shown(weights)}) and the cache for one response ({shown(response)})"
             )
+    if problem:
+        yield f"{problem}; {_remedy(plan)}" if with_remedy else problem
 
 
 def shown(size: float) -> str:
@@ -201,32 +211,42 @@ def shown(size: float) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    """Return settings that reduce the memory enough, or else all that reduce it."""
-    config, memory, devices = plan.config, plan.memory, plan.devices
-    if memory is not None and sum(memory.learning.values()) <= plan.device_memory:
-        return f"lower {engine_of(config.rollout).memory_setting}"
-    learner, launch = config.learner, config.launch
+    """Return the smallest changes that are enough, of one setting or two, or else advise on more devices."""
+    config, devices, engine = plan.config, plan.devices, engine_of(plan.config.rollout)
+    learner, launch, rollout = config.learner, config.launch, config.rollout
     is_whole = launch.deepspeed != "zero3" and not launch.fsdp
     shards = is_whole and plan.processes > 1
-    ways = {
+    ways: dict[tuple[str, str, Any], bool] = {
         ("launch", "deepspeed", "zero3"): shards,
         ("launch", "fsdp", True): shards and launch.deepspeed is None,
         ("learner", "gradient_checkpointing", True): not learner.gradient_checkpointing,
         ("learner", "max_tokens_per_micro_batch", plan.batch.length): plan.batch.rows > 1,
         ("launch", "offload", "optimizer"): launch.deepspeed is not None and launch.offload == "none",
+        ("rollout", "engine", "hf"): bool(engine.device_share),
+        **{("rollout", "batch_size", size): size < rollout.batch_size for size in (64, 16, 4)},
+        **{("rollout.vllm", "gpu_memory_utilization", share): bool(engine.device_share) for share in (0.3, 0.5, 0.75)},
     }
-    helpful, enough = [], []
-    for (section, key, value), helps in ways.items():
-        if helps:
-            part = getattr(config, section).model_copy(update={key: value})
-            helpful.append(way := f"{section}.{key}={str(value).lower()}")
-            changed = replace(plan, config=config.model_copy(update={section: part})).memory
-            if changed is not None and changed.peak <= plan.device_memory:
-                enough.append(f"{way} ({shown(changed.peak)})")
-    if enough:
-        return f"set {' or '.join(enough)}"
-    helpful += [] if learner.lora.rank else ["learner.lora.rank=32"]
-    more = f"{max(8, 2 * devices.count)}x{'H100' if plan.is_here else devices.name}"
+    helpful = [way for way, helps in ways.items() if helps]
+    for number in (1, 2):
+        enough = {}
+        for chosen in itertools.combinations(helpful, number):
+            changed = replace(plan, config=functools.reduce(_changed, chosen, config))
+            if changed.memory is not None and not any(memory_shortages(changed, with_remedy=False)):
+                enough[" and ".join(f"{where}.{key}={str(value).lower()}" for where, key, value in chosen)] = (
+                    changed.memory.peak
+                )
+        if enough:
+            return f"set {' or '.join(f'{way} ({shown(peak)})' for way, peak in itertools.islice(enough.items(), 3))}"
+    more = f"{max(8, 2 * devices.count)}x{'H100' if plan.is_here else devices.name.replace(' ', '')}"
+    lora = "" if learner.lora.rank else "set learner.lora.rank=32, or "
     shard = " and shard the model with launch.deepspeed=zero3 or launch.fsdp=true" if is_whole and not shards else ""
-    first = f"set {', '.join(helpful)}, or " if helpful else ""
-    return f"{first}plan for more devices, such as --devices {more}{shard}"
+    return f"{lora}plan for more devices, such as --devices {more}{shard}"
+
+
+def _changed(config: RunConfig, way: tuple[str, str, Any]) -> RunConfig:
+    """Return the configuration with a setting of a section replaced."""
+    (where, _, inner), key, value = way[0].partition("."), *way[1:]
+    section = getattr(config, where)
+    if inner:
+        key, value = inner, getattr(section, inner).model_copy(update={key: value})
+    return config.model_copy(update={where: section.model_copy(update={key: value})})

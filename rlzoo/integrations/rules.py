@@ -69,17 +69,18 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
         UserError: the rule is unknown, or a setting is unknown or invalid.
     """
     bare, values = parse(name)
+    prefix = PREFIX if name.startswith(PREFIX) else ""
     values |= settings
     for field, setting in (instead or {}).items():
         if field in values:
-            raise UserError(f"{PREFIX}{bare}/{field}:{values[field]} would be ignored; set {setting}")
+            raise UserError(f"{prefix}{bare}/{field}:{values[field]} would be ignored; set {setting}")
     if bare not in installed() and bare in config_names():
         raise UserError(f"{bare!r} is a config, not a rule; its settings of the rule: clip={read_config(bare).get('clip', {})}")
     kind = installed()[bare]
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(explain(error, kind, f"{PREFIX}{bare}/")) from error
+        raise UserError(explain(error, kind, f"{prefix}{bare}/")) from error
 
 
 def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = ()) -> None:

@@ -348,18 +348,8 @@ class ClipPolicyTrainer(RecordingTrainer):
     with advantages of 0: the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
     (``entropy_coef``, ``use_adaptive_entropy``) and the router loss.
 
-    - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, across its
-      micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without tokens do not
-      count.
-    - The KL is reduced as in TRL with the ``loss_type`` that corresponds to that reduction: sequence_mean "grpo", token_mean
-      "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
-    - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
-    - The advantages are TRL's. They follow ``scale_rewards``, and ``policy.advantage`` is set accordingly: "group" corresponds
-      to group_norm, but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6. "none" corresponds to group_mean.
-    - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
-      and already corrects for it.
-    - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
-      contain the rule's state.
+    The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, across micro-batches
+    and processes. The advantages are TRL's. docs/how-to/trl.md lists how each setting of TRL works with a rule.
     """
 
     policy: ClipPolicy
@@ -682,8 +672,8 @@ def _with_advantages_of(trainer: GRPOTrainer, policy: ClipPolicy) -> ClipPolicy:
     instead = next((f"; set scale_rewards={value!r}" for value, name in ESTIMATORS.items() if name == wanted), "")
     if wanted != type(policy).model_fields["advantage"].default:
         raise UserError(f"advantage={wanted!r}: {computed}{instead}")
-    if is_sum and args.scale_rewards == "group":  # TRL's default; another value was chosen by the user
-        if wanted == "leave_one_out":
-            instead = "; scale_rewards='none' gives these advantages times 1 - 1 / num_generations"
+    if wanted == "leave_one_out":
+        instead = "; scale_rewards='none' gives these advantages times 1 - 1 / num_generations"
+    if (wanted, given) != ("leave_one_out", "group_mean"):  # these differ only by a constant factor
         logger.warning("%s is meant for %s advantages, but %s%s", policy.name, wanted, computed, instead)
     return policy if given is None else policy.replace(advantage=given)

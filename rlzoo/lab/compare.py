@@ -32,7 +32,7 @@ MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total
 TABLES = {
     "": ("rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"),
     "Every pair": ("first", "second", "seeds", "difference", "95%", "p, Holm", "verdict"),
-    "Length fairness": ("rule", "clip fraction", "lre_max", *MATCHED, "ess"),
+    "Length fairness": ("rule", "clipped", "lre_max", *MATCHED, "ess"),
     "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
     "The runs": ("rule", "seed", "folder", "MLflow run"),
 }

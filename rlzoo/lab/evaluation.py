@@ -93,10 +93,11 @@ class EvaluationConfig(Settings):
         allowed = "model and rollout" if settings.get("suites") else "model, rollout and task"
         if other := next((text for text in overrides if text.partition(".")[0] not in re.findall(r"\w+", allowed)), None):
             raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections {allowed}")
-        if "path" in sections.get("model", {}):
+        path = sections.get("model", {}).get("path", model)  # on the task of a run, another model can be evaluated
+        if path != model and settings.get("suites"):
             raise UserError(f"--set model.path: MODEL already sets it to {model!r}; use only one of the two")
-        saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
-        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
+        saved = [str(folder) for _, folder in numbered(user_path(path)) if (folder / "config.json").is_file()]
+        named = {**sections.get("model", {}), "path": saved[-1] if saved else path}  # for a run directory, the last checkpoint
         used: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 2048}
         if not settings.get("suites"):
             run = _run_of(model, [text for text in overrides if text.startswith("task.")])

@@ -102,7 +102,8 @@ def replay_matched(
         replayed = replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
         reached, number = replayed.profile.clip_fraction, sum(replayed.profile.both.count)
         is_missed = abs(reached - target) > max(TOLERANCE * target, 1 / number)
-        return replace(replayed, note=f"clips {reached:.3g} instead of {target}; {replayed.widths}") if is_missed else replayed
+        note = f"clips {reached:.3g} instead of {target}; {replayed.widths}".removesuffix("; ")
+        return replace(replayed, note=note) if is_missed else replayed
     sides = []
     for sign, condition in ((-1, "A < 0"), (1, "A > 0")):
         try:

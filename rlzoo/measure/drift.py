@@ -52,9 +52,8 @@ class Drift:
         length, total, negative, mismatch, has_moved = columns
         if not bool(has_moved.any()):
             return None
-        share = float(has_moved.double().mean())
+        share, edges = float(has_moved.double().mean()), bin_edges(length)  # the bins of the other tables
         length, total, negative, mismatch = (column[has_moved] for column in (length, total, negative, mismatch))
-        edges = bin_edges(length)
         picked = [bin_index(length, edges) == k for k in range(NUM_BINS)]
 
         def spread(values: Tensor) -> tuple[float, ...]:

@@ -104,6 +104,7 @@ class Rollouts:
         self.next_problem = 0  # index of the next training problem
         self.measured: Measured = {}  # empty without rollout.band
         self._names: list[str] | None = None  # names of the rewards; empty if there are no names, None before the first grade
+        self._has_warned = False  # whether a failed grading has been logged
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
         self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1 if unknown
@@ -392,8 +393,9 @@ class Rollouts:
                 f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}); "
                 f"the last failure: {failures[-1]}"
             )
-        if self.player is not None and failures:
-            logger.warning("%d of %d environments failed; the last failure: %s", len(failures), number, failures[-1])
+        if failures and (self.player is not None or not self._has_warned):  # of failed gradings, only the first
+            noun, self._has_warned = "environments" if self.player is not None else "gradings", True
+            logger.warning("%d of %d %s failed; the last failure: %s", len(failures), number, noun, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
         """Return the start and end indices of this process's share of the problems."""

@@ -495,7 +495,8 @@ def test_settings_that_would_be_ignored_or_wrong_are_rejected(policy, settings, 
      ("rloo", {"scale_rewards": "none"}, "group_mean", None),
      ("topr", {"scale_rewards": "none"}, "group_mean", None),
      (ZOO["rloo"](advantage="group_norm"), {}, "group_norm", None),
-     ("grpo", {"multi_objective_aggregation": "normalize_then_sum"}, "gdpo", None)],
+     ("grpo", {"multi_objective_aggregation": "normalize_then_sum"}, "gdpo", "grpo is meant for group_norm.* gives gdpo$"),
+     ("topr", {"scale_rewards": "batch"}, "group_mean", "'batch' gives no estimator of rlzoo; set scale_rewards='none'$")],
     ids=str,
 )  # fmt: skip
 def test_the_rule_has_the_estimator_that_trl_uses(rule, settings, used, warning, tmp_path, caplog):

@@ -1,5 +1,7 @@
 """The fit of the length law finds the variances that generated the data, and its prediction fails if the law does not hold."""
 
+import csv
+import json
 import os
 import subprocess
 import sys
@@ -134,6 +136,25 @@ def test_the_interval_of_a_clip_rate_is_exact():
     # none of 100: (1 - p)^100 = .025; ten of 100: quantiles of Beta(10, 91) and Beta(11, 90)
     assert low == pytest.approx([0.0, stats.beta.ppf(0.025, 10, 91), 0.025**0.01])
     assert high == pytest.approx([1 - 0.025**0.01, stats.beta.ppf(0.975, 11, 90), 1.0])
+
+
+@pytest.mark.long
+def test_the_law_of_a_reasoning_model_is_measured_on_whole_answers(tmp_path):
+    words = ["embedded", "--output", str(tmp_path), "--texts", "40", "--max-tokens", "48"]
+    command = [sys.executable, "-m", "examples.lab.reasoning_law", *words]
+    out = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200, check=True).stdout
+    answers = json.loads((tmp_path / "measured-0.json").read_text())
+    with (tmp_path / "reasoning-law.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    whole = [row for row in rows if row["whole"] == "True"]
+    assert [int(row["length"]) for row in whole] == [len(response) for _, response in answers]
+    assert f"{sum(len(response) == 48 for _, response in answers)} of 40 measured answers cut off" in out
+    ratios = [np.load(tmp_path / f"mean-{n}.npy") - np.load(tmp_path / f"base-{n}.npy") for n in range(40)]
+    assert [float(row["mean"]) for row in whole] == pytest.approx([ratio.sum() for ratio in ratios], rel=1e-4, abs=1e-4)
+    with (tmp_path / "reasoning-law-positions.csv").open() as file:
+        tenth = list(csv.DictReader(file))[9]
+    there = [ratio[9] for ratio in ratios if len(ratio) > 9]
+    assert (int(tenth["answers"]), float(tenth["mean"])) == (len(there), pytest.approx(np.var(there, ddof=1), rel=1e-3))
 
 
 @pytest.mark.long

@@ -74,7 +74,7 @@ def test_at_ratio_1_the_weight_of_a_response_is_its_fraction_of_kept_tokens():
     torch.testing.assert_close(table_of(rule, inputs).weight, 1 - dropped / mask.sum(-1))
 
 
-def test_the_rule_is_four_calls_below_the_training_loop():
+def test_the_rule_is_five_calls_below_the_training_loop():
     found = []
 
     class Looking(GRPO):
@@ -88,7 +88,7 @@ def test_the_rule_is_four_calls_below_the_training_loop():
     learner = make_learner(model, Looking())
     learner.update(scored(learner, off_policy_batch(model, GRPO())))
     assert found
-    assert {tuple(calls) for calls in found} == {("update", "accumulate", "judgement")}, "and the rule is the fourth"
+    assert {tuple(calls) for calls in found} == {("update", "accumulate", "judgement", "judge")}, "and the rule is the fifth"
 
 
 @pytest.mark.parametrize(
