@@ -135,7 +135,9 @@ def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **se
     padding = settings.pop("padding_side", "right")
     policy = load_zoo()[rule](**(clip or {}))
     config = LearnerConfig(lr=1e-3, **settings)
-    return Learner(copy.deepcopy(model), policy, config, pad_id=0, max_length=512, num_updates=10, padding_side=padding)
+    learner = Learner(copy.deepcopy(model), policy, config, pad_id=0, max_length=512, num_updates=10)
+    learner.micro_batches.padding_side = padding
+    return learner
 
 
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:

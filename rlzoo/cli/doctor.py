@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib import metadata
 
 from rich.text import Text
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.options import loading
 from rlzoo.cli.tables import table
 from rlzoo.config.redaction import redact
 from rlzoo.core.discovery import DISTRIBUTION
@@ -35,13 +34,10 @@ OPTIONAL = {  # for each library: what needs it, and the extra or the command th
 }
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor() -> None:
     """Show what is installed and what this machine can run."""
     with loading():
         findings = examine()
-    if as_json:
-        print(json.dumps(findings, indent=2))
-        return
     rows = table("<", "<", show_header=False)
     for name, finding in findings.items():
         # `Text` prevents [extra] from being read as markup; a command on its own line is easy to copy

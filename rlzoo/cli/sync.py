@@ -17,7 +17,9 @@ from rlzoo.support.lock import Lock, is_locked
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
     """Upload run data that has not reached MLflow. Nothing is sent twice."""
-    tracked = [directory for directory in runs if _is_tracked(directory)]
+    from rlzoo.journal.tracking.uploads import FOLDER
+
+    tracked = [directory for directory in runs if (directory / FOLDER / "record.json").is_file()]
     if not tracked:
         raise UserError(f"{str(runs[0])!r} is not the directory of a tracked run; pass run directories, such as runs/*")
     console = Plain()
@@ -27,15 +29,6 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
     sent = [_sync(directory, console) for directory in tracked]  # sync all of them, even if one fails
     if not all(sent):
         raise typer.Exit(FAILED)
-
-
-def _is_tracked(directory: Path) -> bool:
-    from rlzoo.journal.tracking.uploads import Upload
-
-    try:
-        return directory.is_dir() and Upload.read(directory) is not None
-    except UserError:
-        return True  # `_sync` describes the damaged file
 
 
 def _sync(directory: Path, console: Plain) -> bool:

@@ -88,18 +88,12 @@ def _zoo(info: ValidationInfo) -> Zoo:
 @cache  # a process remarks on this only once
 def _remark_on_base(path: str, lr: float, *, has_base: bool) -> None:
     """Log whether the settings of `DEFAULT_RUN`, which suit only the bundled models, apply if the user may not expect it."""
-    is_bundled = path in ("embedded", "embedded-guess")
-    if has_base and not is_bundled:
-        advice = "to start from the defaults instead, set model.path in a config file (--config FILE)"
-        logger.warning(
-            "model.path=%r: learner.lr=%g, the widths of rules and other settings come from the config %s, which is for the "
-            "bundled model; %s", path, lr, DEFAULT_RUN, advice,
-        )  # fmt: skip
-    elif is_bundled and not has_base:
-        logger.info(
-            "a config names the model, so the settings of the config %s do not apply: for example, learner.lr=%g",
-            DEFAULT_RUN,
-            lr,
+    if has_base != (path in ("embedded", "embedded-guess")):
+        relation = "are" if has_base else "are not"
+        logger.log(
+            logging.WARNING if has_base else logging.INFO,
+            f"model.path={path!r}: learner.lr={lr:g}, the widths of rules and other settings {relation} those of "
+            f"{DEFAULT_RUN}, a config for the bundled model; a config that names a model (--config FILE) has other defaults",
         )
 
 

@@ -217,10 +217,8 @@ def _band_problem(band: object, inputs: ClipInputs, shape: tuple[int, ...]) -> s
     """Describe the first problem with a result's band, whose edges must be broadcastable to ``shape``, or return None."""
     if not isinstance(band, ClipBand):
         return f"returned a band of type {type(band).__name__}, expected a ClipBand"
-    for name in ("low", "high", "ceiling"):
+    for name in ("low", "high", *(["ceiling"] if band.ceiling is not None else [])):
         edge = getattr(band, name)
-        if edge is None and name == "ceiling":
-            continue
         if not isinstance(edge, Tensor):
             return f"returned a band whose {name} is a {type(edge).__name__}, expected a tensor"
         if edge.ndim > 2 or any(size not in (1, whole) for size, whole in zip(edge.shape[::-1], shape[::-1], strict=False)):

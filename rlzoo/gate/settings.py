@@ -176,33 +176,31 @@ def shortages(plan: Plan) -> Iterator[str]:
             f"rollouts at most {need['rollouts']}), but only {shown(free)} is free; "
             "choose another with --output, or lower checkpoint.keep"
         )
-    yield from memory_shortages(plan)
+    if problem := memory_problem(plan):
+        yield f"{problem}; {_remedy(plan)}"
 
 
-def memory_shortages(plan: Plan, *, with_remedy: bool = True) -> Iterator[str]:
-    """Yield one line if a process needs more memory than a device has, or if the engine's share of the memory is too small."""
+def memory_problem(plan: Plan) -> str | None:
+    """Describe how a process would run out of memory, or how the engine's share would be too small, or return None."""
     if plan.memory is None or plan.architecture is None or plan.forward is None:
-        return
+        return None
     config, memory, room = plan.config, plan.memory, plan.device_memory
-    engine, problem = engine_of(config.rollout), ""
     if memory.peak > room:
         parts = max(memory.learning, memory.sampling, key=lambda parts: sum(parts.values()))
         largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
-        problem = (
+        return (
             f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
             f"{shown(room)} for it (the largest parts: {most})"
         )
-    elif engine.device_share:
-        weights = weight_bytes(plan.architecture, config)
-        response = plan.forward.cache / plan.batch.rows
-        if weights + response > memory.sampler:
-            problem = (
-                f"{engine.memory_setting}={engine.device_share}: {shown(memory.sampler)} cannot hold {engine.title}'s weights "
-                f"({shown(weights)}) and the cache for one response ({shown(response)})"
-            )
-    if problem:
-        yield f"{problem}; {_remedy(plan)}" if with_remedy else problem
+    engine, weights = engine_of(config.rollout), weight_bytes(plan.architecture, config)
+    response = plan.forward.cache / plan.batch.rows
+    if engine.device_share and weights + response > memory.sampler:
+        return (
+            f"{engine.memory_setting}={engine.device_share}: {shown(memory.sampler)} cannot hold {engine.title}'s weights "
+            f"({shown(weights)}) and the cache for one response ({shown(response)})"
+        )
+    return None
 
 
 def shown(size: float) -> str:
@@ -212,34 +210,31 @@ def shown(size: float) -> str:
 
 def _remedy(plan: Plan) -> str:
     """Return the smallest changes that are enough, of one setting or two, or else advise on more devices."""
-    config, devices, engine = plan.config, plan.devices, engine_of(plan.config.rollout)
-    learner, launch, rollout = config.learner, config.launch, config.rollout
-    is_whole = launch.deepspeed != "zero3" and not launch.fsdp
-    shards = is_whole and plan.processes > 1
-    ways: dict[tuple[str, str, Any], bool] = {
-        ("launch", "deepspeed", "zero3"): shards,
-        ("launch", "fsdp", True): shards and launch.deepspeed is None,
-        ("learner", "gradient_checkpointing", True): not learner.gradient_checkpointing,
-        ("learner", "max_tokens_per_micro_batch", plan.batch.length): plan.batch.rows > 1,
-        ("launch", "offload", "optimizer"): launch.deepspeed is not None and launch.offload == "none",
-        ("rollout", "engine", "hf"): bool(engine.device_share),
-        **{("rollout", "batch_size", size): size < rollout.batch_size for size in (64, 16, 4)},
-        **{("rollout.vllm", "gpu_memory_utilization", share): bool(engine.device_share) for share in (0.3, 0.5, 0.75)},
-    }
-    helpful = [way for way, helps in ways.items() if helps]
+    config, devices, launch = plan.config, plan.devices, plan.config.launch
+    shards = launch.deepspeed == "zero3" or launch.fsdp
+    ways: list[tuple[str, str, Any]] = [
+        *([] if shards else [("launch", "deepspeed", "zero3")]),
+        *([] if shards or launch.deepspeed else [("launch", "fsdp", True)]),
+        ("learner", "gradient_checkpointing", True),
+        ("learner", "max_tokens_per_micro_batch", plan.batch.length),
+        *([("launch", "offload", "optimizer")] if launch.deepspeed and launch.offload == "none" else []),
+        ("rollout", "engine", "hf"),
+        *(("rollout", "batch_size", size) for size in (64, 16, 4)),
+        *(("rollout.vllm", "gpu_memory_utilization", share) for share in (0.3, 0.5, 0.75)),
+    ]
     for number in (1, 2):
         enough = {}
-        for chosen in itertools.combinations(helpful, number):
+        for chosen in itertools.combinations(ways, number):
             changed = replace(plan, config=functools.reduce(_changed, chosen, config))
-            if changed.memory is not None and not any(memory_shortages(changed, with_remedy=False)):
+            if changed.memory is not None and not memory_problem(changed):
                 enough[" and ".join(f"{where}.{key}={str(value).lower()}" for where, key, value in chosen)] = (
                     changed.memory.peak
                 )
         if enough:
             return f"set {' or '.join(f'{way} ({shown(peak)})' for way, peak in itertools.islice(enough.items(), 3))}"
     more = f"{max(8, 2 * devices.count)}x{'H100' if plan.is_here else devices.name.replace(' ', '')}"
-    lora = "" if learner.lora.rank else "set learner.lora.rank=32, or "
-    shard = " and shard the model with launch.deepspeed=zero3 or launch.fsdp=true" if is_whole and not shards else ""
+    lora = "" if config.learner.lora.rank else "set learner.lora.rank=32, or "
+    shard = "" if shards else " and shard the model with launch.deepspeed=zero3 or launch.fsdp=true"
     return f"{lora}plan for more devices, such as --devices {more}{shard}"
 
 

@@ -101,15 +101,10 @@ def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = 
 
 
 def check_estimator(policy: ClipPolicy, trainer: str, provided: Iterable[str] = ()) -> None:
-    """Reject a rule whose advantages come from more than rewards, for a trainer that computes advantages from rewards.
-
-    Args:
-        policy: the rule.
-        trainer: name of the trainer, for error messages.
-        provided: fields of `AdvantageInputs` that the trainer's own estimators may read besides rewards.
+    """Reject a rule whose estimator needs more than rewards and ``provided`` inputs, if the trainer computes the advantages.
 
     Raises:
-        UserError: the rule's estimator needs something else, such as the log-probs of a teacher.
+        UserError: the estimator needs something else, such as the log-probs of a teacher; the message names it.
     """
     estimators, wanted = installed().advantages, policy.advantage
     name = wanted if isinstance(wanted, str) else str(wanted.get("name"))

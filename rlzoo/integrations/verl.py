@@ -20,16 +20,8 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import (
-    PREFIX,
-    check_estimator,
-    check_supported,
-    clipped_by_length,
-    installed,
-    one_per_response,
-    parse,
-    rule,
-)
+from rlzoo.integrations import rules
+from rlzoo.integrations.rules import PREFIX, clipped_by_length, one_per_response
 from rlzoo.journal.rollout_file import turns
 from rlzoo.learner.judge import judge
 
@@ -79,8 +71,8 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
     Raises:
         UserError: the rule is adaptive, or it or its estimator needs something that verl does not provide.
     """
-    check_supported(policy, "verl", ("turn_ids",))
-    check_estimator(policy, "verl", TO_ESTIMATOR)
+    rules.check_supported(policy, "verl", ("turn_ids",))
+    rules.check_estimator(policy, "verl", TO_ESTIMATOR)
 
     def loss(
         old_log_prob: Tensor,
@@ -194,9 +186,9 @@ def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def _make_estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    bare, settings = parse(name)
-    return advantage_estimator(installed().advantages.build(name, {"name": bare, **settings}))
+    bare, settings = rules.parse(name)
+    return advantage_estimator(rules.installed().advantages.build(name, {"name": bare, **settings}))
 
 
-core_algos.POLICY_LOSS_REGISTRY = Registry(core_algos.POLICY_LOSS_REGISTRY, lambda name: policy_loss(rule(name, INSTEAD)))
+core_algos.POLICY_LOSS_REGISTRY = Registry(core_algos.POLICY_LOSS_REGISTRY, lambda name: policy_loss(rules.rule(name, INSTEAD)))
 core_algos.ADV_ESTIMATOR_REGISTRY = Registry(core_algos.ADV_ESTIMATOR_REGISTRY, _make_estimator)

@@ -17,7 +17,8 @@ SMOOTHED = 5  # number of steps over which a curve is averaged
 PARTS = (
     "`lre_max` is conditional on the sign of the advantage: every length bin is reweighted to the overall mix of signs. `by "
     "signs` is the error that the mix of signs alone would cause, if each sign were clipped equally at every length. `total` "
-    "is the error without this reweighting. Compare errors only at the same clip fraction."
+    "is the error without this reweighting. Compare errors only at the same clip fraction. `clipped` is the share of all "
+    "responses of a run, whereas `clip fraction` is a mean over its steps."
 )
 
 

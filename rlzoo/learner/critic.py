@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from rlzoo.config.sections import CriticConfig, LearnerConfig, LoraConfig
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
-from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
+from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.learner.optimization import freeze_unused, make_optimization, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.values import ResponseValues, value_loss
@@ -54,7 +54,6 @@ class Critic:
         probe: log-probs of the model for checking how the critic computes rows; None for no check.
         pad_id: ID of the padding token.
         fsdp: whether FSDP2 shards the weights, gradients and optimizer states.
-        padding_side: side of the padding.
         head: weights of the value head; None to start at 0.
 
     Raises:
@@ -71,7 +70,6 @@ class Critic:
         pad_id: int,
         probe: Probe | None = None,
         fsdp: bool = False,
-        padding_side: PaddingSide = "right",
         head: Mapping[str, Tensor] | None = None,
     ) -> None:
         settings = learner.model_copy(update={"lr": config.lr, "lora": LoraConfig()})
@@ -79,7 +77,7 @@ class Critic:
         self.updates: list[CriticUpdate] = []  # optimizer steps on the latest batch
         self.num_updates = 0  # number of updates in this process
         self.num_nonfinite = 0  # number of consecutive updates whose gradient was not finite
-        self.micro_batches = MicroBatches(accelerator, language_model, settings, pad_id=pad_id, padding_side=padding_side)
+        self.micro_batches = MicroBatches(accelerator, language_model, settings, pad_id=pad_id)
         prepare_for_training(language_model, settings)
         self.module = ResponseValues(language_model)
         try:

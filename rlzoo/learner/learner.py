@@ -36,7 +36,7 @@ from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch
 from rlzoo.learner.critic import Critic
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.log_probs import ResponseLogProbs
-from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
+from rlzoo.learner.micro_batches import MicroBatch, MicroBatches
 from rlzoo.learner.minibatch import Minibatch, measure
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
@@ -87,7 +87,6 @@ class Learner:
         max_length: int,
         num_updates: int,
         temperature: float = 1.0,
-        padding_side: PaddingSide = "right",
         reward: RewardConfig | None = None,
         estimator: AdvantageEstimator | None = None,
         correction: Correction | None = None,
@@ -111,7 +110,7 @@ class Learner:
         self.num_nonfinite = 0  # number of consecutive updates whose gradient was not finite
         launch = launch or LaunchConfig()
         self.accelerator = accelerator or make_accelerator(launch, config)
-        self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
+        self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id)
         probe = probe or Probe.of(language_model)
         before = dict(named_weights(language_model)) if config.lora.rank else {}
         prepare_for_training(language_model, config)

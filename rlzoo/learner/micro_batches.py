@@ -108,15 +108,7 @@ class MicroBatches:
     Each process holds the whole batch.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: PreTrainedModel,
-        config: LearnerConfig,
-        *,
-        pad_id: int,
-        padding_side: PaddingSide = "right",
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, model: PreTrainedModel, config: LearnerConfig, *, pad_id: int) -> None:
         is_cpu, sizes = accelerator.device.type == "cpu", model.config.get_text_config()
         depth = (getattr(sizes, "num_hidden_layers", None) or 12) * (getattr(sizes, "hidden_size", None) or 768)
         self.accelerator = accelerator
@@ -129,7 +121,7 @@ class MicroBatches:
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)
         self.keeps_lengths_apart = False  # True if computing rows of different lengths together changes their log-probs
-        self.padding_side: PaddingSide = padding_side
+        self.padding_side: PaddingSide = "right"
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
         """Return this process's micro-batches, followed by idle micro-batches until every process has the same number.

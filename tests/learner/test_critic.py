@@ -61,7 +61,7 @@ def episode_batch(seed=1, *, is_paid=True):
 def make_learner(model, *, gae=None, critic=None, head=True, double=False, num_updates=10, padding_side="right", **settings):
     settings = LearnerConfig(**{"max_grad_norm": None, "lr": 1e-3, "num_minibatches": 1, **settings})
     accelerator = make_accelerator(LaunchConfig(), settings)
-    shared = {"pad_id": PAD, "padding_side": padding_side, "accelerator": accelerator}
+    shared = {"pad_id": PAD, "accelerator": accelerator}
     policy = GRPO(advantage={"name": "gae", **(gae or {})}, reduction="token_mean")
     network = copy.deepcopy(model)
     critic = Critic(
@@ -72,6 +72,7 @@ def make_learner(model, *, gae=None, critic=None, head=True, double=False, num_u
         **shared,
     )
     learner = Learner(network, policy, settings, max_length=40, num_updates=num_updates, critic=critic, **shared)
+    learner.micro_batches.padding_side = critic.micro_batches.padding_side = padding_side
     if double:
         network.double()
         critic.module.double()

@@ -30,16 +30,17 @@ from tests.rules import by_inputs, few
 
 def make_learner(model, policy, *, padding_side="right", num_updates=10, reward=None, **settings):
     settings = {"max_grad_norm": None, "lr": 1e-3, **settings}
-    return Learner(
+    learner = Learner(
         copy.deepcopy(model),
         policy,
         LearnerConfig(**settings),
         pad_id=PAD,
         max_length=30,
         num_updates=num_updates,
-        padding_side=padding_side,
         reward=reward,
     )
+    learner.micro_batches.padding_side = padding_side
+    return learner
 
 
 def step_gradient(model, policy, batch, **settings):
