@@ -30,9 +30,7 @@ class Devices:
         return self.memory / processes if self.is_cpu else self.memory
 
 
-GIGABYTES = {
-    "A10": 24, "A100-40GB": 40, "A100-80GB": 80, "B200": 180, "H100": 80, "H200": 141, "L4": 24, "L40S": 48, "RTX4090": 24,
-}  # fmt: skip
+GIGABYTES = {"A100-40GB": 40, "A100-80GB": 80, "B200": 180, "H100": 80, "H200": 141, "L4": 24, "L40S": 48, "RTX4090": 24}
 """Memory of each named device in GB, from NVIDIA's data sheets."""
 
 

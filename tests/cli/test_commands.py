@@ -1,6 +1,5 @@
 """The commands as users see them: help, lists, doctor, dry runs, and a run in its own process."""
 
-import json
 import re
 import tomllib
 from pathlib import Path

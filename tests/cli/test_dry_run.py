@@ -167,7 +167,6 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert line.startswith(f"model.path={str(model)!r}: a process needs ")
     assert "but RTX4090 has 24.0 GB for it (the largest parts: " in line
     assert "optimizer states 64.2 GB" in line
-    assert "set learner.gradient_checkpointing=true" in line
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xRTX4090 and shard the model with" in line
     bfloat16 = settings(f"model.path={model}", "model.dtype=bfloat16")
     line = failing_plan(rlzoo, "--devices", "8xH100", *bfloat16)
