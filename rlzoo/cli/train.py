@@ -79,7 +79,8 @@ def train(
         from rlzoo.config.run_config import RunConfig
         from rlzoo.gate.fingerprint import check_unchanged, run_facts
         from rlzoo.gate.settings import Start, check_settings, usual_output
-    show_log(logging.WARNING if quiet or as_json else logging.INFO)
+    level = logging.WARNING if quiet or as_json else logging.INFO
+    show_log(level if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
@@ -89,6 +90,7 @@ def train(
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
+        show_log(logging.WARNING)  # the plan has the rest
         show_plan(run, devices, as_json, resume=resume, allow_changed=allow_changed)
         return
     run = run.model_copy(update={"output": run.output or usual_output(run)})
@@ -118,7 +120,6 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     from rlzoo.cli.progress import shown
 
     is_main = os.environ.get("RANK", "0") == "0"
-    show_log((logging.WARNING if is_quiet or as_json else logging.INFO) if is_main else logging.ERROR)
     for source, policies in run.plugins.zoo.outside().items():
         logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
     path = run.output
