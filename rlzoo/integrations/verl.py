@@ -33,8 +33,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "seq-mean-token-sum-norm": "constant_length",
 }
 """Maps verl's ``loss_agg_mode`` to rlzoo's reduction."""
-TO_ESTIMATOR = frozenset({"turn_ids", "token_rewards"})
-"""Fields of `AdvantageInputs`, besides rewards and groups, that can be filled from what verl passes to an estimator."""
+TO_ESTIMATOR = frozenset({"turn_ids", "token_rewards"})  # fields of `AdvantageInputs` that verl can fill, besides rewards
 INSTEAD = {"reduction": "actor.loss_agg_mode", "advantage": "algorithm.adv_estimator"}
 
 
