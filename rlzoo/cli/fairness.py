@@ -38,7 +38,7 @@ def fairness(
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import plain, replay
         from rlzoo.measure.drift import Drift
-    run = RecordedRun.read(recording, plugin or [], own_code=True)
+    run = RecordedRun.read(recording, plugin or [])
     drift = Drift.of(update.inputs for update in run.updates)
     if drift is None:
         raise UserError(
@@ -61,7 +61,7 @@ def fairness(
         f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )
     if judged is None:
-        reason = f"{run.problem};" if run.problem else "to see which lengths a rule would have clipped,"
+        reason = f"{run.problem}; or" if run.problem else "to see which lengths a rule would have clipped,"
         console.print(f"{reason} name rules with --clip, such as --clip fspo,gspo,grpo")
     for content in tables[1:]:
         console.print(report_table(content))

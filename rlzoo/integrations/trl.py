@@ -669,7 +669,7 @@ def _with_advantages_of(trainer: GRPOTrainer, policy: ClipPolicy) -> ClipPolicy:
     check_estimator(policy, "TRL")
     setting = f"scale_rewards={args.scale_rewards!r}" if is_sum else "multi_objective_aggregation='normalize_then_sum'"
     computed = f"TRL computes the advantages, and {setting} gives {given or 'no estimator of rlzoo'}"
-    instead = next((f"; set scale_rewards={value!r}" for value, name in ESTIMATORS.items() if name == wanted), "")
+    instead = next((f"; set scale_rewards={value!r}" for value, name in ESTIMATORS.items() if is_sum and name == wanted), "")
     if wanted != type(policy).model_fields["advantage"].default:
         raise UserError(f"advantage={wanted!r}: {computed}{instead}")
     if wanted == "leave_one_out":

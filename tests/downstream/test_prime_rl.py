@@ -123,7 +123,7 @@ def test_a_sample_without_tokens_has_a_differentiable_loss():
     [("m2po", {}, "rlzoo:m2po needs a whole step, but prime-rl passes one sample at a time to a loss"),
      ("fspo-adaptive", {}, "fspo-adaptive adapts its band"), ("gvpo", {}, "gvpo needs group_ids, rewards"),
      ("grpo", {"reduction": "token_mean"}, "would be ignored; set no reduction, because prime-rl divides"),
-     ("grpo", {"width": 1}, "unknown key 'rlzoo:grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
+     ("grpo", {"width": 1}, "unknown key 'grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
 )  # fmt: skip
 def test_settings_that_would_be_wrong_or_ignored_are_rejected(rule, settings, message):
     with pytest.raises(UserError, match=message):

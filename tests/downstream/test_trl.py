@@ -507,7 +507,7 @@ def test_the_rule_has_the_estimator_that_trl_uses(rule, settings, used, warning,
 
 def test_an_unsuitable_trainer_or_policy_is_rejected(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
-    with pytest.raises(UserError, match=r"unknown key 'rlzoo:fspo/width'"):
+    with pytest.raises(UserError, match=r"unknown key 'fspo/width'"):
         use_policy(trainer, "fspo", width=0.1)
     with pytest.raises(UserError, match="width_low: settings can be passed only with the name of a rule"):
         use_policy(trainer, ZOO["fspo"](), width_low=0.1)

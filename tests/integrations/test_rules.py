@@ -34,7 +34,7 @@ def test_settings_in_the_name_and_as_keywords_are_equivalent():
 
 
 def test_a_field_that_the_trainer_determines_is_rejected():
-    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored; set loss_agg_mode"):
+    with pytest.raises(UserError, match=r"grpo/reduction:token_mean would be ignored; set loss_agg_mode"):
         rule("grpo/reduction:token_mean", {"reduction": "loss_agg_mode"})
     assert rule("grpo/reduction:token_mean").reduction == "token_mean"
 
