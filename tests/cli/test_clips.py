@@ -144,7 +144,10 @@ def test_a_name_in_capital_letters_and_a_rule_in_a_file_get_a_hint(refused, tmp_
     assert refused("clips", "show", "FSPO") == "unknown rule 'FSPO'; did you mean 'fspo'?"
     (tmp_path / "here" / "my_rule.py").write_text("")
     for words in (("train", "--clip", "my-rule"), ("clips", "show", "my-rule")):
-        assert refused(*words) == "unknown rule 'my-rule'; if my_rule.py defines it, add --plugin my_rule.py (in Python: pass the class)"
+        assert (
+            refused(*words)
+            == "unknown rule 'my-rule'; if my_rule.py defines it, add --plugin my_rule.py (in Python: pass the class)"
+        )
 
 
 def test_plugin_output_on_import_does_not_enter_the_json(rlzoo, plugin):
