@@ -47,12 +47,12 @@ config:
   model: {path: embedded}
   task: {name: arithmetic, num_operands_max: 4, reward: "grade:grade"}
   rollout: {num_prompts: 8, group_size: 4, max_new_tokens: 20}
-  eval: {num_problems: 20, num_samples: 2}
+  eval: {num_problems: 5, num_samples: 2}
   checkpoint: {every: 1}
   tracking: {mlflow: false}
   steps: 3
 learning_rates: [1.0e-4, 3.0e-4, 9.0e-4]
-tuning_seeds: [100]
+tuning_seeds: [100, 101]
 seeds: [200, 201]
 clip_fraction: 0.1
 reference: grpo
