@@ -133,7 +133,7 @@ def sums(found: dict[str, list[Array]], max_tokens: int) -> list[Row]:
     """Return the summed log-ratios of the first L tokens of every answer, and with L = its length those of the whole answer."""
     rows: list[Row] = []
     for number, row in enumerate(found["random"]):
-        for length in [*(length for length in LENGTHS if length <= len(row)), len(row)]:
+        for length in [*(length for length in LENGTHS if length < len(row)), len(row)]:
             totals = {kind: float(each[number][:length].sum()) for kind, each in found.items()}
             whole = length == len(row)
             rows.append(
