@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
 from rlzoo.config.composition import config_names, read_config
+from rlzoo.config.run_config import _remark_on_base
 from rlzoo.core.reductions import Reduction, StepCounts, reduce_objective
 from rlzoo.testing.data import on_policy_inputs
 from tests.rules import by_inputs
@@ -152,6 +153,30 @@ def test_names_that_no_file_can_have_are_refused():
             RunConfig.compose([name])
         with pytest.raises(UserError, match="cannot be accessed"):
             RunConfig.compose(clip="fspo", plugins=[name])
+
+
+@pytest.mark.parametrize("template", ["{question}", "{question}="])
+def test_a_template_needs_no_quotes(template):
+    assert RunConfig.compose(clip="fspo", overrides=[f"task.template={template}"]).task.template == template
+
+
+def test_a_run_says_whether_the_settings_of_the_default_run_apply(tmp_path, caplog):
+    _remark_on_base.cache_clear()
+    own = [write(tmp_path / "own.yaml", "model: {path: embedded}\n")]
+    with caplog.at_level("INFO", "rlzoo"):
+        RunConfig.compose(clip="fspo")
+        RunConfig.compose(own, clip="fspo", overrides=["learner.lr=1e-4"])
+        RunConfig.compose(clip="fspo", overrides=["model.path=mine", "learner.lr=1e-4"])
+        assert not caplog.messages
+        RunConfig.compose(clip="fspo", overrides=["model.path=mine"])
+        RunConfig.compose(own, clip="fspo")
+    theirs, ours = caplog.records
+    assert theirs.levelname == "WARNING"
+    assert (
+        "model.path='mine': learner.lr=0.0003, the widths of rules and other settings are those of ari" in theirs.getMessage()
+    )
+    assert ours.levelname == "INFO"
+    assert "model.path='embedded': learner.lr=1e-06, the widths of rules and other settings are not those" in ours.getMessage()
 
 
 @pytest.mark.long

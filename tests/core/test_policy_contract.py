@@ -102,6 +102,13 @@ def test_a_field_without_a_default_is_refused(written):
         RunConfig.compose(clip="p", plugins=[written("must: float")], overrides=["clip.must=0.5"])
 
 
+def test_a_default_of_the_wrong_type_is_refused(written):
+    with pytest.raises(
+        UserError, match="rule 'p' cannot be used: it cannot be constructed with its defaults: low: input should"
+    ):
+        RunConfig.compose(clip="p", plugins=[written('low: float = "wide"')])
+
+
 def test_a_policy_created_in_python_is_checked_too():
     class Mine(ClipPolicy):
         name, paper, scope = "mine", "none", "token"

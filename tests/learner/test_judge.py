@@ -10,7 +10,7 @@ import torch
 from rlzoo_fspo import FSPO
 
 import rlzoo
-from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
+from rlzoo import ClipBand, ClipInputs, ClipPolicy, RunConfig, ops
 from rlzoo.cli.main import main
 from rlzoo.core.errors import PolicyError
 from rlzoo.learner.judge import gradient_of, judge
@@ -95,6 +95,23 @@ class InfiniteGradient(Sound):
         return dataclasses.replace(result, objective=result.objective + root)
 
 
+class HasABandOfNumbers(Sound):
+    def __call__(self, inputs):
+        return dataclasses.replace(super().__call__(inputs), band=ClipBand(low=-0.1, high=0.1))
+
+
+class HasABandOfTheWrongShape(Sound):
+    def __call__(self, inputs):
+        edge = torch.ones(3, 1)
+        return dataclasses.replace(super().__call__(inputs), band=ClipBand(low=-edge, high=edge))
+
+
+class HasNoBandForLongResponses(Sound):
+    def __call__(self, inputs):
+        edge = torch.log(30 - ops.lengths(inputs.response_mask).float() - 1)  # NaN for 30 tokens
+        return dataclasses.replace(super().__call__(inputs), band=ClipBand(low=-torch.ones(1, 1), high=edge))
+
+
 class RaisesInUpdated(Sound):
     def updated(self, stats):
         raise ValueError("no memory")
@@ -117,6 +134,9 @@ FAULTS = {
     WritesToItsInputs: r"modified its input advantages; work on a copy",
     NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses; the first has 30 tokens",
     InfiniteGradient: r"returned an objective with a gradient that is not finite for \d+ of 18 responses",
+    HasABandOfNumbers: r"returned a band whose low is a float, expected a tensor",
+    HasABandOfTheWrongShape: r"returned a band whose low has the shape \(3, 1\), expected \(18, 1\)",
+    HasNoBandForLongResponses: r"returned a band whose high is NaN for a response with tokens",
     RaisesInUpdated: r"raised an error in updated: ValueError: no memory",
     BecomesAnother: r"returned None from updated; expected a BecomesAnother",
 }
