@@ -57,7 +57,7 @@ seeds: [200, 201]
 clip_fraction: 0.1
 reference: grpo
 """
-ENVIRONMENT = {"RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}", "RAY_TMPDIR": str(FOLDER), "PAUSE": "0.05"}
+ENVIRONMENT = {"RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}", "RAY_TMPDIR": str(FOLDER)}
 
 
 def give_files(machines, folder="."):
@@ -68,15 +68,24 @@ def give_files(machines, folder="."):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """Two machines with a Ray cluster; a test's files are on machine 0."""
+def is_lost():
+    """Whether the test loses machine 1."""
+    return False
+
+
+@pytest.fixture
+def cluster(tmp_path, is_lost):
+    """Two machines with a Ray cluster; a test's files are on machine 0. Runs are slow if a machine is lost during them."""
     machines = Machines(tmp_path)
+    environment = ENVIRONMENT | {"PAUSE": "0.05" if is_lost else "0"}
     for number, words in enumerate((["--head", f"--port={PORT}"], [f"--address={ADDRESSES[0]}:{PORT}"])):
         words += [f"--node-ip-address={ADDRESSES[number]}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
-        machines.start(number, "ray", "start", *words, "--disable-usage-stats", environment=ENVIRONMENT)
-        time.sleep(10)
+        machines.start(number, "ray", "start", *words, "--disable-usage-stats", environment=environment)
+        while "Ray runtime started" not in machines.log(number):
+            time.sleep(0.1)
     give_files(machines)
-    time.sleep(10)
+    while machines.start(0, "ray", "status", environment=environment).wait() or machines.log(0).count(" node_") < 2:
+        pass
     yield machines
     machines.close()
 
