@@ -37,7 +37,6 @@ from rlzoo.learner.learner import Learner
 from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
 from rlzoo.tasks.guess import GuessTask
-from rlzoo.tasks.recurrence import RecurrenceTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
 from rlzoo.training.loop import steps
@@ -48,7 +47,6 @@ ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the map, in pixels
 TASKS: dict[str, type[Task]] = {
     "environment": EnvironmentTask,
     "guess": GuessTask,
-    "recurrence": RecurrenceTask,
     "tools": ToolTask,
 }
 TOPICS = {

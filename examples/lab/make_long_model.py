@@ -2,7 +2,7 @@
 
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
-The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from worked solutions. The multipliers are not equally
+The model is a three-layer Qwen3 that learns the task in recurrence.py from worked solutions. The multipliers are not equally
 frequent in the solutions: each is ``--ratio`` times as frequent as the next smaller multiplier. The model therefore makes
 few mistakes with multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent,
 so the model has to acquire skills that it lacks. Each term of a solution is off by one with probability ``--slip``. Sampled
@@ -21,11 +21,11 @@ from statistics import fmean
 
 import torch
 from make_embedded_model import EOS, make_tokenizer
+from recurrence import worked_terms
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo.tasks import Task, build_task
-from rlzoo.tasks.recurrence import worked_terms
 
 CHARACTERS = "0123456789,#abcdefghi"
 MAX_LENGTH = 2048  # maximum number of tokens in a prompt with its response; the longest text has 1,764
@@ -101,7 +101,7 @@ def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[s
     """Yield batches of three kinds with about the same number of tokens, each paired with the length at which it is cut off."""
     generator = random.Random(seed)
     short, long = (
-        texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
+        texts(build_task({"name": "recurrence:RecurrenceTask", "seed": seed, **limits}), ratio, slip, generator)
         for limits in ({"steps_max": 250}, {"steps_min": WINDOW // 7 - 2})
     )
     while True:
@@ -145,7 +145,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
 @torch.no_grad()
 def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
     """Return, for each multiplier, the share of terms in which every token is the model's most likely token."""
-    task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
+    task = build_task({"name": "recurrence:RecurrenceTask", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):
         text = problem.question + "".join(worked_terms(problem.question))

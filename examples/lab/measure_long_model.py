@@ -1,4 +1,4 @@
-"""Prints the accuracy and pass@k of models on held-out problems of ``task.name=recurrence``, by length and multiplier, as CSV.
+"""Prints the accuracy and pass@k of models on held-out problems of the task in recurrence.py, by length and multiplier, as CSV.
 
     python examples/lab/measure_long_model.py MODEL [MODEL ...] [--problems 48] [--k 16] > long.csv
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=16, help="responses per problem (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the responses (default: %(default)s)")
     options = parser.parse_args()
-    task = build_task({"name": "recurrence"})
+    task = build_task({"name": "recurrence:RecurrenceTask"})
     problems = task.held_out_problems(options.problems)
     writer = None
     for folder in options.models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,9 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="Another setting, such as model.dtype=bfloat16."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Output folder; an unfinished evaluation in it is resumed.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Another evaluation of these problems; shows the differences from it.")
+    ] = None,
     as_json: AsJson = False,
     csv: Csv = None,
     latex: Latex = None,
@@ -56,7 +60,7 @@ def evaluate(
     check_files(csv, latex)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
-        from rlzoo.lab.evaluation import EvaluationConfig, default_output, table_of
+        from rlzoo.lab.evaluation import EvaluationConfig, default_output
         from rlzoo.lab.evaluation import evaluate as measure
     options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "group_size": k}
     overrides = [*(f"rollout.{key}={value}" for key, value in options.items() if value is not None), *(set_ or [])]
@@ -75,7 +79,7 @@ def evaluate(
 
     try:
         with bars:
-            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, progress=report)
+            result = measure(config, path, against=against, experiment=EXPERIMENT if mlflow else None, progress=report)
     except (KeyboardInterrupt, SystemExit):
         messages.print(f"stopped; the evaluation is in {path}; rerun the same command to resume it")
         raise
@@ -83,7 +87,8 @@ def evaluate(
         print(json.dumps(result.as_dict(), indent=2))
     else:
         for start in range(0, len(result.results), SIDE_BY_SIDE):
-            console.print(report_table(table_of(result.results[start : start + SIDE_BY_SIDE])))
+            for content in replace(result, results=result.results[start : start + SIDE_BY_SIDE]).tables():
+                console.print(report_table(content))
     save_tables(result.tables(), csv, latex)
     if quiet:
         return

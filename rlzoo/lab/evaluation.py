@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,10 +33,10 @@ from rlzoo.journal.tracking.store import connected
 from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.uploads import Upload, git_commit, run_id_of, tracking_uri
 from rlzoo.lab.evaluation_directory import Answered, EvaluationDirectory
-from rlzoo.lab.runs import read_mapping
+from rlzoo.lab.runs import changed_settings, read_mapping
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
-from rlzoo.measure.at_k import AtK, Completion, estimates, means
+from rlzoo.measure.at_k import AtK, Completion, Completions, differences, estimates, means
 from rlzoo.measure.report import Cell, Row, Table, Tabular
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.processes import make_accelerator
@@ -158,8 +158,8 @@ class SuiteResult:
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
         """Compute the results from all completions of a suite. ``votes`` says whether equal answers are known."""
-        problems = [item.completions for item in answered]
-        completions = [completion for item in answered for completion in item.completions]
+        problems = _completions(answered)
+        completions = [completion for of_problem in problems for completion in of_problem]
         return cls(
             suite,
             len(answered),
@@ -179,11 +179,14 @@ class SuiteResult:
         return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in values.items()}
 
 
-def table_of(results: Sequence[SuiteResult]) -> Table:
+def _table(caption: str, found: Mapping[str, Mapping[str, AtK]]) -> Table:
     """Return a table with one row per measure and one column per suite."""
-    rows: list[Row] = [
-        [name, *(cell for result in results for cell in _cells(result.estimates.get(name)))] for name in results[0].estimates
-    ]
+    names = dict.fromkeys(name for of_suite in found.values() for name in of_suite)
+    rows: list[Row] = [[name, *(cell for of_suite in found.values() for cell in _cells(of_suite.get(name)))] for name in names]
+    return Table(caption, ["measure", *(column for suite in found for column in (suite, "95 %"))], rows)
+
+
+def _table_of(results: Sequence[SuiteResult]) -> Table:
     plain: dict[str, list[float | None]] = {
         "problems": [result.num_problems for result in results],
         "tokens": [result.response_length_mean for result in results],
@@ -191,8 +194,9 @@ def table_of(results: Sequence[SuiteResult]) -> Table:
         **({"no grade": [result.failed for result in results]} if any(result.failed for result in results) else {}),
         "no answer": [result.no_answer for result in results],
     }
-    rows += [[name, *(cell for value in values for cell in (value, ""))] for name, values in plain.items()]
-    return Table("", ["measure", *(column for result in results for column in (result.suite, "95 %"))], rows)
+    table = _table("", {result.suite: result.estimates for result in results})
+    rows: list[Row] = [[name, *(cell for value in values for cell in (value, ""))] for name, values in plain.items()]
+    return replace(table, rows=[*table.rows, *rows])
 
 
 def _cells(estimate: AtK | None) -> tuple[Cell, Cell]:
@@ -206,17 +210,20 @@ class Evaluation(Tabular):
     config: EvaluationConfig
     path: Path
     results: tuple[SuiteResult, ...]
+    differences: dict[str, dict[str, AtK]]  # from an earlier evaluation, by suite and measure
     mlflow_run_id: str | None
 
     def tables(self) -> list[Table]:
-        """Return a table of the measures of all suites."""
-        return [table_of(self.results)]
+        """Return a table of the measures of all suites, and a table of their differences from the earlier evaluation."""
+        found = {result.suite: self.differences[result.suite] for result in self.results if result.suite in self.differences}
+        return [_table_of(self.results), *([_table("Differences", found)] if found else [])]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of ``results.json`` as JSON-serialisable data."""
         settings = {**self.config.settings(), "limit": self.config.limit}
         suites = {result.suite: result for result in self.results}
-        return plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id})
+        found = {"differences": self.differences} if self.differences else {}
+        return plain({"settings": settings, "suites": suites, **found, "mlflow_run_id": self.mlflow_run_id})
 
 
 def evaluate(
@@ -224,6 +231,7 @@ def evaluate(
     output: Path | None = None,
     *,
     k: int = 16,
+    against: Path | None = None,
     experiment: str | None = None,
     progress: Progress = lambda suite, done, total, means_so_far: None,
     overrides: Sequence[str] = (),
@@ -235,6 +243,7 @@ def evaluate(
         config: a complete configuration, or a model or run to pass to `EvaluationConfig.compose`.
         output: directory of the evaluation; None for a directory named after the model and the seed.
         k: number of responses per problem, unless ``config`` is complete.
+        against: directory of an earlier evaluation of the same problems, from which to compute the differences.
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
         overrides: ``key=value`` overrides to pass to `compose`. They require an incomplete ``config``.
@@ -254,6 +263,7 @@ def evaluate(
             if config.limit is not None and len(asked) < config.limit:
                 logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
         directory.check(config.settings())
+        before = _answered_before(against, config, problems) if against is not None else {}
 
         def reopened() -> dict[str, list[Answered]]:
             stack.callback(directory.create(config.settings()).release)
@@ -265,15 +275,44 @@ def evaluate(
             answered = answered or reopened()
             for suite in suites:
                 _complete(config, suite, sampler, directory, answered[suite.name], progress)
-        results = tuple(SuiteResult.of(suite.name, answered[suite.name], suite.answer_groups is not None) for suite in suites)
-        evaluation = Evaluation(config, directory.path, results, None)
-        before = read_mapping(directory.path / "results.json")
-        run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
+        votes = {suite.name: suite.answer_groups is not None for suite in suites}
+        results = tuple(SuiteResult.of(name, answered[name], votes[name]) for name in votes)
+        found = {name: differences(before[name], _completions(answered[name]), votes=votes[name]) for name in before}
+        evaluation = Evaluation(config, directory.path, results, found, None)
+        stored = read_mapping(directory.path / "results.json")
+        run_id = stored.get("mlflow_run_id") if stored.get("suites") == evaluation.as_dict()["suites"] else None
         if experiment is not None and run_id is None:
             run_id = _track(evaluation, experiment)
         evaluation = replace(evaluation, mlflow_run_id=run_id)
         write_text(directory.path / "results.json", json.dumps(evaluation.as_dict(), indent=2) + "\n", "evaluation")
     return evaluation
+
+
+def _completions(answered: Sequence[Answered]) -> list[Completions]:
+    return [item.completions for item in answered]
+
+
+def _answered_before(
+    path: Path, config: EvaluationConfig, problems: Mapping[str, list[Problem]]
+) -> dict[str, list[Completions]]:
+    """Read the responses of another evaluation to the same problems, and log how its settings differ.
+
+    Raises:
+        UserError: the evaluation does not contain responses to all problems.
+    """
+    directory = EvaluationDirectory(user_path(path))
+    changed = changed_settings(directory.settings() or {}, config.settings())
+    before = {name: directory.read(name, asked, repair=False) for name, asked in problems.items()}
+    for name, answered in before.items():
+        if len(answered) < len(problems[name]):
+            raise UserError(
+                f"--against {str(path)!r}: it answers {len(answered)} of the {len(problems[name])} problems of {name!r}; "
+                "finish that evaluation first, or use fewer problems with --limit"
+            )
+    for change in changed:
+        if not change.startswith(("model.path", "files_of_the_model")):
+            logger.warning("--against %s: %s differs", path, change)
+    return {name: _completions(answered) for name, answered in before.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +413,7 @@ def _complete(
     truncation = Truncation.of(config.rollout.top_p, config.rollout.top_k)
     how: dict[str, Any] = {"seed": suite.seed, "temperature": config.rollout.temperature, "truncation": truncation}
     while True:
-        so_far = means([item.completions for item in answered], votes=votes) if answered else {}
+        so_far = means(_completions(answered), votes=votes) if answered else {}
         progress(suite.name, len(answered), len(problems), {name: so_far[name] for name in reported if name in so_far})
         if len(answered) == len(problems):
             return

@@ -46,20 +46,24 @@ class EvaluationDirectory:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Reject a directory with other content or an evaluation with different settings, before any work starts."""
-        file = self.path / "settings.yaml"
-        try:
-            if not self.path.exists() or (self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {LOCK}):
-                return
-            before = parse_yaml(read_text(file)) if file.is_file() else None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{str(file)!r} cannot be read: {error}") from error
-        if not isinstance(before, Mapping):
-            raise UserError(f"--output {str(self.path)!r} is not an evaluation directory; choose another, or remove it")
-        if changed := changed_settings(before, settings):
+        if (before := self.settings()) is not None and (changed := changed_settings(before, settings)):
             raise UserError(
                 f"--output {str(self.path)!r} was created with different settings: {', '.join(changed[:3])}; "
                 "use the same settings to resume, or choose another --output"
             )
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """Return the stored settings, or None if the directory is missing or empty; raise `UserError` for any other content."""
+        file = self.path / "settings.yaml"
+        try:
+            if not self.path.exists() or (self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {LOCK}):
+                return None
+            stored = parse_yaml(read_text(file)) if file.is_file() else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{str(file)!r} cannot be read: {error}") from error
+        if not isinstance(stored, Mapping):
+            raise UserError(f"{str(self.path)!r} is not an evaluation directory; choose another, or remove it")
+        return stored
 
     def create(self, settings: Mapping[str, Any]) -> Lock:
         """Create or reopen the directory and return its lock; raise `UserError` on failure or if another process uses it."""
@@ -77,8 +81,8 @@ class EvaluationDirectory:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
         return lock
 
-    def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """Read the completions of all answered problems, and remove an incomplete last line from the file.
+    def read(self, suite: str, problems: Sequence[Problem], *, repair: bool = True) -> list[Answered]:
+        """Read the completions of all answered problems. ``repair`` removes an incomplete last line from the file.
 
         Raises:
             UserError: a line is damaged or belongs to a different problem.
@@ -88,7 +92,7 @@ class EvaluationDirectory:
             return []
         content = file.read_bytes()
         *lines, torn = content.split(b"\n")  # not `splitlines`, because JSON strings may contain U+2028
-        if torn:  # the writer was killed
+        if torn and repair:  # the writer was killed
             os.truncate(file, len(content) - len(torn))
         answered: list[Answered] = []
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
@@ -103,7 +107,7 @@ class EvaluationDirectory:
             if not 0 < len(completions) == k > max(groups):
                 raise UserError(f"{file} line {number} is inconsistent with line 1; remove the file to start over")
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
-                raise UserError(f"{file} line {number} does not match the problem in suite {suite!r}; choose another --output")
+                raise UserError(f"{file} line {number} does not match the problem in suite {suite!r}; choose another folder")
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:

@@ -78,6 +78,29 @@ def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[st
     return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
 
+def differences(before: Sequence[Completions], after: Sequence[Completions], *, votes: bool = True) -> dict[str, AtK]:
+    """Estimate ``after`` minus ``before``, two sets of responses to the same problems, for the measures that both have.
+
+    The interval combines those of both means according to the correlation between them over problems (method 10 of Newcombe,
+    Statistics in Medicine 17 (1998), 2635; Zou and Donner, Statistics in Medicine 27 (2008), 1693).
+    """
+    pairs = zip(before, after, strict=True)
+    kept = [pair for pair in pairs if all(any(one.reward is not None for one in side) for side in pair)]
+    old, new = (_measures(side, votes) for side in zip(*kept, strict=True)) if kept else ({}, {})
+    return {name: _difference(old[name], values) for name, values in new.items() if name in old}
+
+
+def _difference(before: tuple[Array, Array], after: tuple[Array, Array]) -> AtK:
+    old, new = _estimate(*before), _estimate(*after)
+    first, second = (sums / counts - sums.sum() / counts.sum() for sums, counts in (before, after))
+    scale = np.sqrt(np.square(first).sum() * np.square(second).sum())
+    correlation = (first * second).sum() / scale if scale else 0.0
+    (down, up), (low, high) = (np.abs(np.array(one.interval) - one.value) for one in (old, new))
+    below, above = (np.sqrt(a * a - 2 * correlation * a * b + b * b) for a, b in ((low, up), (high, down)))
+    value = new.value - old.value
+    return AtK(value, (float(value - below), float(value + above)))
+
+
 def means(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, float]:
     """Compute the same measures as `estimates`, but without intervals, which are slow to compute."""
     return {name: float(sums.sum() / counts.sum()) for name, (sums, counts) in _measures(problems, votes).items()}

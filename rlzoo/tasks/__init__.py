@@ -17,6 +17,5 @@ def rlzoo_tasks() -> dict[str, str]:
         "environment": "rlzoo.tasks.episodes:EnvironmentTask",
         "guess": "rlzoo.tasks.guess:GuessTask",
         "math_file": "rlzoo.tasks.math_file:MathFileTask",
-        "recurrence": "rlzoo.tasks.recurrence:RecurrenceTask",
         "tools": "rlzoo.tasks.tools:ToolTask",
     }

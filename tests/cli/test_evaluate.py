@@ -91,7 +91,7 @@ def test_an_unrelated_output_directory_is_refused(refused, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("steps: 1\n")
     assert refused("eval", "embedded", *QUICK, "--output", tmp_path / "run") == (
-        f"--output '{tmp_path / 'run'}' is not an evaluation directory; choose another, or remove it"
+        f"'{tmp_path / 'run'}' is not an evaluation directory; choose another, or remove it"
     )
     (tmp_path / "file").write_text("in the way")
     assert "cannot be written: Not a directory" in refused("eval", "embedded", *QUICK, "--output", tmp_path / "file" / "mine")

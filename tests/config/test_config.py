@@ -277,10 +277,10 @@ def test_overrides_must_not_contradict_options():
 
 
 def test_overrides_apply_to_the_final_part_in_any_order():
-    for overrides in (["task.digits=1", "task.name=recurrence"], ["task.digits=1", "task=recurrence"]):
+    for overrides in (["task.highest=50", "task.name=guess"], ["task.highest=50", "task=guess"]):
         for order in (overrides, overrides[::-1]):
             task = RunConfig.compose(clip="fspo", overrides=order).task
-            assert (task.name, task.digits) == ("recurrence", 1)
+            assert (task.name, task.highest) == ("guess", 50)
     for order in (["clip=gspo", "clip.clip_high=0.3"], ["clip.clip_high=0.3", "clip=gspo"]):
         clip = RunConfig.compose(overrides=order).clip
         assert (clip.name, clip.clip_high) == ("gspo", 0.3)
@@ -289,16 +289,16 @@ def test_overrides_apply_to_the_final_part_in_any_order():
         ["correction={name: tis, high: 3, pool: sum}"],
     ):
         assert RunConfig.compose(clip="fspo", overrides=order).correction.high == 3
-    given = RunConfig.compose(clip="fspo", overrides=["task.digits=1"], task={"name": "recurrence"}).task
-    assert (given.name, given.digits) == ("recurrence", 1)
+    given = RunConfig.compose(clip="fspo", overrides=["task.highest=50"], task={"name": "guess"}).task
+    assert (given.name, given.highest) == ("guess", 50)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.digit=1", "task.name=recurrence"], "unknown key 'task.digit'"),
-        (["task.digits=1", "task.name=arithmetic"], "unknown key 'task.digits'"),
-        (["task.name=recurrence", "task.digits=1", "task.name=arithmetic"], "unknown key 'task.digits'"),
+        (["task.hihgest=50", "task.name=guess"], "unknown key 'task.hihgest'"),
+        (["task.highest=50", "task.name=arithmetic"], "unknown key 'task.highest'"),
+        (["task.name=guess", "task.highest=50", "task.name=arithmetic"], "unknown key 'task.highest'"),
         (["clip=gspo", "clip.width_high=0.3"], "unknown key 'clip.width_high'"),
         (["clip.width_high=0.3", "clip=gspo"], "unknown key 'clip.width_high'"),
         (["correction.hihg=3", "correction=tis"], "unknown key 'correction.hihg'"),
@@ -312,8 +312,8 @@ def test_an_override_that_the_final_part_does_not_have_is_refused(overrides, mes
 
 
 def test_a_setting_without_a_name_is_not_lost_to_a_later_name(tmp_path):
-    (tmp_path / "own.yaml").write_text("model: {path: embedded}\ntask: {digits: 1}\n")
-    assert RunConfig.compose([tmp_path / "own.yaml"], clip="fspo", overrides=["task.name=recurrence"]).task.digits == 1
+    (tmp_path / "own.yaml").write_text("model: {path: embedded}\ntask: {highest: 50}\n")
+    assert RunConfig.compose([tmp_path / "own.yaml"], clip="fspo", overrides=["task.name=guess"]).task.highest == 50
 
 
 def test_plugins_are_loaded_once_for_a_configuration():

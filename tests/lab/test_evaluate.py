@@ -300,6 +300,29 @@ def test_a_run_is_evaluated_on_its_own_task_as_the_run_evaluates_itself(tmp_path
         evaluate(own(run, "task.seed=5"), tmp_path / "eval")
 
 
+def test_an_evaluation_is_compared_with_an_earlier_one_of_the_same_problems(tmp_path, whole, caplog):
+    before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
+    result = evaluate(config("rollout.temperature=0.3"), tmp_path / "eval", against=whole.path)
+    ours, theirs, found = result.results[0].estimates, whole.results[0].estimates, result.differences["arithmetic"]
+    for name, change in found.items():
+        assert change.value == pytest.approx(ours[name].value - theirs[name].value)
+        assert change.interval[0] < change.value < change.interval[1]
+    assert list(found) == list(ours)
+    assert f"--against {whole.path}: rollout.temperature (was 1.0, now 0.3) differs" in caplog.text
+    assert json.loads((result.path / "results.json").read_text())["differences"] == result.as_dict()["differences"]
+    # a file that another process is writing to is not repaired, and nothing else is touched
+    file = whole.path / "completions" / "arithmetic.jsonl"
+    file.write_bytes(before[file] + b'{"problem": 6')
+    same = evaluate(config(), tmp_path / "same", against=whole.path)
+    assert file.read_bytes() == before[file] + b'{"problem": 6'
+    assert {change.value for change in same.differences["arithmetic"].values()} == {0}
+    file.write_bytes(before[file])
+    assert before == {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
+    assert "it answers 6 of the 8 problems of 'arithmetic'" in error_of(config(limit=8), tmp_path / "more", against=whole.path)
+    assert "is not an evaluation directory" in error_of(config(), tmp_path / "none", against=tmp_path)
+    assert not (tmp_path / "more").exists()
+
+
 def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
     # means 2 and -1 of the graded responses; 0.5 +- 12.706 * (1.5 * sqrt(2)) / sqrt(2)
     rows = [(3.0, 1.0), (-1.0, None), (None, None)]

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from rlzoo.measure.at_k import Completion, estimates, majority, means, pass_at, passes
+from rlzoo.measure.at_k import Completion, differences, estimates, majority, means, pass_at, passes
 from rlzoo.measure.intervals import mean_interval
 
 
@@ -88,3 +88,41 @@ def test_the_interval_of_a_mean_has_its_nominal_coverage():
         low, high = mean_interval(sums, np.full(60, 4.0))
         held += low <= 0.5 <= high
     assert 88 <= held <= 99
+
+
+def test_differences_by_hand():
+    # right responses (of 2) before: 2, 0, 1, 0; after: 2, 1, 1, 1; the last problem has no grade before
+    before = [outcome([1, 1]), outcome([0, 0]), outcome([1, 0]), outcome([0, 0])]
+    after = [outcome([1, 1]), outcome([1, 0]), outcome([0, 1]), outcome([1, 0])]
+    ungraded = (Completion("", None, 0, 1, True),) * 2
+    found = differences([*before, ungraded], [*after, outcome([1, 1])])
+    assert found == differences(before, after)
+    assert {name: one.value for name, one in found.items()} == pytest.approx(
+        {"mean@2": 0.25, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.25}
+    )
+    (old,), (new,) = ((estimates(side)["mean@2"],) for side in (before, after))
+    down, up = (abs(end - old.value) for end in old.interval)
+    low, high = (abs(end - new.value) for end in new.interval)
+    r = np.corrcoef([1, 0, 0.5, 0], [1, 0.5, 0.5, 0.5])[0, 1]
+    expected = 0.25 - (low**2 + up**2 - 2 * r * low * up) ** 0.5, 0.25 + (high**2 + down**2 - 2 * r * high * down) ** 0.5
+    assert found["mean@2"].interval == pytest.approx(expected)
+    assert differences([ungraded], [ungraded]) == {}
+
+
+@pytest.mark.parametrize(("num_problems", "k", "shape"), [(30, 1, (0.5, 0.5)), (30, 8, (0.1, 1.5)), (300, 4, (0.3, 0.7))])
+def test_the_interval_of_a_difference_has_its_nominal_coverage(num_problems, k, shape):
+    # a third of the problems become as easy as any other, and the rest stay as they were, so the true difference is 0
+    rng, groups = np.random.default_rng(0), list(range(k))
+    held, wide = 0, 0
+    for _ in range(200):
+        chances = rng.beta(*shape, num_problems)
+        others = np.where(rng.random(num_problems) < 1 / 3, rng.beta(*shape, num_problems), chances)
+        sides = [[outcome(row, groups) for row in rng.random((num_problems, k)) < p[:, None]] for p in (chances, others)]
+        (low, high), unpaired = (
+            differences(*sides, votes=False)["pass@1"].interval,
+            [estimates(side)["pass@1"] for side in sides],
+        )
+        held += low <= 0 <= high
+        wide += high - low > sum(one.interval[1] - one.interval[0] for one in unpaired)
+    assert 184 <= held <= 200
+    assert wide == 0

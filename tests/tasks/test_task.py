@@ -35,7 +35,7 @@ def reward_module(tmp_path, monkeypatch):
     return write
 
 
-NAMES = "arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, recurrence, tools, <module>:<Class>"
+NAMES = "arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, tools, <module>:<Class>"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ TASKS = [
     {"name": "arithmetic", "operand_max": 20, "answer_marker": "=>"},
     {"name": "guess", "turns": 8, "highest": 99},
     {"name": "reasoning_gym:chain_sum", "options": {"max_terms": 4}},
-    {"name": "recurrence", "digits": 3, "multiplier_max": 2},
+    {"name": "examples.lab.recurrence:RecurrenceTask", "digits": 3, "multiplier_max": 2},
 ]
 all_tasks = pytest.mark.parametrize("settings", TASKS, ids=lambda settings: settings["name"])
 

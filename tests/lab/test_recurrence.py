@@ -4,16 +4,16 @@ import math
 
 import pytest
 
+from examples.lab.recurrence import worked_terms
 from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.recurrence import worked_terms
 
 FIFTY_SIX = Problem("004c17,003c42,", "56")
 
 
 def recurrence(**settings):
-    return build_task({"name": "recurrence", **settings})
+    return build_task({"name": "examples.lab.recurrence:RecurrenceTask", **settings})
 
 
 def test_a_solution_worked_by_hand():
