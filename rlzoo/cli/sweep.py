@@ -59,7 +59,7 @@ def sweep(
     with loading(is_quiet=quiet):
         from rlzoo.core.discovery import distinct
         from rlzoo.journal.tracking.uploads import tracking_uri
-        from rlzoo.lab.sweep import Sweep, parse_seeds
+        from rlzoo.lab.sweep import Sweep, last_error, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; choose a separate folder for the sweep")
@@ -79,6 +79,8 @@ def sweep(
     for child in failed:
         missing = "" if child.is_begun else ", or was deleted"
         console.print(f"{child.name} did not finish{missing}: see {folder / 'logs' / child.name}.log", style="red")
+    for error in filter(None, dict.fromkeys(map(last_error, failed))):
+        console.print(error, style="red")
     if failed:
         raise typer.Exit(FAILED)
 

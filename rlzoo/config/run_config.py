@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -48,15 +48,13 @@ from rlzoo.config.sections import (
 from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.discovery import distinct
-from rlzoo.core.errors import UserError, explain, shown
+from rlzoo.core.errors import UserError, did_you_mean, explain, shown
 from rlzoo.core.plugin_files import plugins_of_run
 from rlzoo.core.policy import ClipPolicy, contract_problem
 from rlzoo.core.settings import Settings, user_path
-from rlzoo.core.zoo import Zoo, load_zoo
+from rlzoo.core.zoo import Zoo, load_zoo, log_once
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.tasks import Task, build_task
-
-logger = logging.getLogger("rlzoo")
 
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
@@ -85,15 +83,14 @@ def _zoo(info: ValidationInfo) -> Zoo:
     return zoo
 
 
-@cache  # a process remarks on this only once
 def _remark_on_base(path: str, lr: float, *, has_base: bool) -> None:
     """Log whether the settings of `DEFAULT_RUN`, which suit only the bundled models, apply if the user may not expect it."""
     if has_base != (path in ("embedded", "embedded-guess")):
         relation = "are" if has_base else "are not"
-        logger.log(
-            logging.WARNING if has_base else logging.INFO,
+        log_once(
             f"model.path={path!r}: learner.lr={lr:g}, the widths of rules and other settings {relation} those of "
             f"{DEFAULT_RUN}, a config for the bundled model; a config that names a model (--config FILE) has other defaults",
+            logging.WARNING if has_base else logging.INFO,
         )
 
 
@@ -412,6 +409,8 @@ class RunConfig(Settings):
             raise UserError(explain(error, cls)) from error
         if not any("lr" in (layer.get("learner") or {}) for layer in layers[len(base) :]):
             _remark_on_base(config.model.path, config.learner.lr, has_base=bool(base))
+        for unknown in {key for layer in layers for key in layer.get("per_clip") or ()} - config.plugins.zoo.keys():
+            log_once(f"per_clip.{unknown}: no such rule is loaded{did_you_mean(str(unknown), config.plugins.zoo)}")
         return config
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:

@@ -150,7 +150,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         """Record why a plugin, or its classes with these names, is not loaded; raise UserError if the user named the plugin."""
         if plugin.asked_for:
             raise UserError(problem)
-        _warn_once(problem)
+        log_once(problem)
         self.missing |= dict.fromkeys([plugin.name, plugin.name.replace("_", "-"), *names], problem)
 
     def resolve(self) -> None:
@@ -237,13 +237,13 @@ def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
         if new is None:
             (usable if is_allowed else excluded).append(plugin)
         elif is_allowed:
-            _warn_once(f"{plugin} is not loaded: {new} replaces it")
+            log_once(f"{plugin} is not loaded: {new} replaces it")
     names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in excluded)
     reason = f"{RESTRICT} excludes {names}; add the plugins that you trust to it"
     zoo.missing |= {name: reason for plugin in excluded for name in (plugin.name, plugin.name.replace("_", "-"))}
     for name in sorted((allowed or set()).difference(*(plugin.names for plugin in installed))):
         zoo.missing[name] = f"{RESTRICT} names {name!r}, which is not installed"
-        _warn_once(zoo.missing[name])
+        log_once(zoo.missing[name])
     return usable
 
 
@@ -279,7 +279,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
     if not known:
         raise UserError(f"{plugin} has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
     for name in unknown:
-        _warn_once(f"{plugin} has a hook {name!r}, which this version of rlzoo does not know; the rest of the plugin is loaded")
+        log_once(f"{plugin} has a hook {name!r}, which this version of rlzoo does not know; the rest of the plugin is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
         try:
@@ -301,8 +301,9 @@ def policy_problem(policy: Any) -> str | None:
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
-    logger.warning(text)
+def log_once(text: str, level: int = logging.WARNING) -> None:
+    """Log a message unless this process has already done so."""
+    logger.log(level, text)
 
 
 def _unset(kind: type, *names: str) -> Iterator[str]:

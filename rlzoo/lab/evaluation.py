@@ -221,9 +221,8 @@ class Evaluation(Tabular):
     def as_dict(self) -> dict[str, Any]:
         """Return the content of ``results.json`` as JSON-serialisable data."""
         settings = {**self.config.settings(), "limit": self.config.limit}
-        suites = {result.suite: result for result in self.results}
-        found = {"differences": self.differences} if self.differences else {}
-        return plain({"settings": settings, "suites": suites, **found, "mlflow_run_id": self.mlflow_run_id})
+        found = {"suites": {result.suite: result for result in self.results}, "differences": self.differences}
+        return plain({"settings": settings, **found, "mlflow_run_id": self.mlflow_run_id})
 
 
 def evaluate(

@@ -21,7 +21,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay_matched
 from rlzoo.lab.results import Evenness, Record, Result, best_rate, processor, right_or_rewards, rule_hash
 from rlzoo.lab.runs import read_mapping
-from rlzoo.lab.sweep import Child, Sweep, log_of
+from rlzoo.lab.sweep import Child, Sweep, last_error, log_of
 from rlzoo.lab.track import Track
 from rlzoo.support.atomic import write_text
 from rlzoo.support.parsing import dump_yaml, parse_yaml
@@ -179,11 +179,10 @@ def record_of(child: Child) -> Record:
 
 def _failure(child: Child) -> str:
     """Return the error that ended a run; raise `RunError` if the run was killed or the error may not recur."""
-    log = log_of(child)
-    lines = [line for line in read_text(log).splitlines() if not line.startswith("srun: ")] if log.is_file() else []
-    if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
-        raise RunError(f"{child.name} did not finish: see {log}; rerun the command to resume it")
-    return lines[-1].removeprefix("rlzoo: ")
+    error = last_error(child)
+    if not error or error.endswith("run the same command again"):
+        raise RunError(f"{child.name} did not finish: see {log_of(child)}; rerun the command to resume it")
+    return error
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:

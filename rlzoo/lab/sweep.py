@@ -256,6 +256,13 @@ def log_of(child: Child) -> Path:
     return log
 
 
+def last_error(child: Child) -> str:
+    """Return the message of rlzoo that ended a child's run, or an empty string if the run ended in another way."""
+    log = log_of(child)
+    lines = [line for line in read_text(log).splitlines() if not line.startswith("srun: ")] if log.is_file() else []
+    return lines[-1].removeprefix("rlzoo: ") if lines and lines[-1].startswith("rlzoo: ") else ""
+
+
 def _start(child: Child, environment: dict[str, str]) -> SweepProcess:
     """Start or resume a child, whose output goes to ``logs/``."""
     # some imports query the GPUs, and CUDA cannot be used in a process forked after such a query

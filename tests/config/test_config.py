@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
 from rlzoo.config.composition import config_names, read_config
-from rlzoo.config.run_config import _remark_on_base
 from rlzoo.core.reductions import Reduction, StepCounts, reduce_objective
+from rlzoo.core.zoo import log_once
 from rlzoo.testing.data import on_policy_inputs
 from tests.rules import by_inputs
 
@@ -161,7 +161,7 @@ def test_a_template_needs_no_quotes(template):
 
 
 def test_a_run_says_whether_the_settings_of_the_default_run_apply(tmp_path, caplog):
-    _remark_on_base.cache_clear()
+    log_once.cache_clear()
     own = [write(tmp_path / "own.yaml", "model: {path: embedded}\n")]
     with caplog.at_level("INFO", "rlzoo"):
         RunConfig.compose(clip="fspo")
@@ -177,6 +177,13 @@ def test_a_run_says_whether_the_settings_of_the_default_run_apply(tmp_path, capl
     )
     assert ours.levelname == "INFO"
     assert "model.path='embedded': learner.lr=1e-06, the widths of rules and other settings are not those" in ours.getMessage()
+
+
+def test_settings_for_a_rule_that_is_not_loaded_are_reported(tmp_path, caplog):
+    log_once.cache_clear()
+    own = write(tmp_path / "own.yaml", "model: {path: embedded}\nper_clip: {fsp: {clip: {width_low: 0.5}}, gspo: {steps: 3}}\n")
+    RunConfig.compose(own, clip="fspo")
+    assert caplog.messages == ["per_clip.fsp: no such rule is loaded; did you mean 'fspo'?"]
 
 
 @pytest.mark.long

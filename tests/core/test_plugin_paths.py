@@ -9,7 +9,7 @@ import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
 from rlzoo.cli.kinds import CLIPS
-from rlzoo.core.zoo import _warn_once
+from rlzoo.core.zoo import log_once
 from rlzoo.gate.fingerprint import check_unchanged, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep
@@ -101,7 +101,7 @@ def working_copy(tmp_path, monkeypatch):
     file = tmp_path / "rlzoo-flat" / "src" / "rlzoo_flat_under_test.py"
     file.parent.mkdir(parents=True)
     file.write_text(SOURCE.format(paper="working copy"))
-    _warn_once.cache_clear()
+    log_once.cache_clear()
     importlib.invalidate_caches()
     yield file
     sys.modules.pop("rlzoo_flat_under_test", None)

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
-from rlzoo.core.zoo import _warn_once
+from rlzoo.core.zoo import log_once
 
 PLUGIN = """
 from rlzoo import ClipPolicy, hookimpl, ops
@@ -30,7 +30,7 @@ SOUND = PLUGIN.format(kind="Third", name="free", returned="[Third]")
 def install(tmp_path, monkeypatch):
     """Put a distribution with one plugin module on the path, as pip would."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    _warn_once.cache_clear()
+    log_once.cache_clear()
 
     def write(distribution, entry, source):
         module = distribution.replace("-", "_")
