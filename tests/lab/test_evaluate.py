@@ -230,6 +230,15 @@ def test_a_run_directory_resolves_to_its_last_checkpoint(trained, tmp_path):
     assert result.config.model.path == str(trained.path / "checkpoints" / "step-000004")
 
 
+def test_another_model_answers_the_problems_of_a_run(trained, tmp_path):
+    theirs, ours = (evaluate(own(trained, *more, limit=4), tmp_path / str(len(more))) for more in (["model.path=embedded"], []))
+    assert theirs.config.model.path == "embedded"
+    rows = [[json.loads(line) for line in completions(one.path, "task").splitlines()] for one in (theirs, ours)]
+    questions, answers = ([[row[key] for row in side] for side in rows] for key in ("question", "completions"))
+    assert questions[0] == questions[1]
+    assert answers[0] != answers[1]
+
+
 def test_a_damaged_line_of_completions_is_reported(tmp_path):
     directory, problems = EvaluationDirectory(tmp_path), [Problem("1+1?", "2")]
     directory.create({})

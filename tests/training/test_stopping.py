@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import resource
 import signal
 
@@ -245,7 +246,7 @@ def rewarded(folder, monkeypatch, name, failing):
 
 
 @pytest.mark.long
-def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monkeypatch):
+def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monkeypatch, caplog):
     result = rlzoo.train(rewarded(tmp_path, monkeypatch, "unsteady_reward", failing=2))
     rows = lines(result.path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -255,6 +256,9 @@ def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monk
         assert [text["reward"] for text in texts] == [None if number < 2 else number / 10 for number in numbers]
         assert row["reward/failed"] == sum(number < 2 for number in numbers) / len(numbers)
     assert sum(row["reward/failed"] for row in rows[1:]) > 0
+    reports = [message for message in caplog.messages if "the last failure" in message]
+    assert len(reports) == 1
+    assert re.search(r"gradings failed; the last failure: (KeyError|took longer)", reports[0])
 
 
 @pytest.mark.long
