@@ -210,6 +210,8 @@ class Cluster:
             end, waiting[:] = time.monotonic() + LONGEST_END, []
             for _, runner in runners.values():
                 runner.stop.remote()
+            # an exception may be raised while a reply is handled, whose run is then no longer polled
+            polls |= {runner.poll.remote(False): name for name, (_, runner) in runners.items() if name not in polls.values()}
             while runners and time.monotonic() < end:
                 collect(POLL)
         return [child for child in children if not child.is_finished]

