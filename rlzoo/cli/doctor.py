@@ -60,11 +60,12 @@ def examine() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             command = how if " " in how else how_to_install(how)
             findings[name] = f"not installed; needed for {purpose}: {command}"
+    findings["accelerator"] = "none; runs on the CPU"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
-    else:
-        findings["accelerator"] = "none; runs on the CPU"
-    findings["skipped plugins"] = "; ".join(load_zoo().problems) or "none"
+    zoo = load_zoo()
+    findings["plugins with rules"] = ", ".join(dict.fromkeys(entry.source for entry in zoo.entries.values()))
+    findings["skipped plugins"] = "; ".join(zoo.problems) or "none"
     findings["MLflow store"] = redact(tracking_uri())
     return findings

