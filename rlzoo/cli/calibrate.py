@@ -49,7 +49,9 @@ def calibrate(
 
     def report(pilot: Pilot) -> None:
         if not quiet:
-            console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths_as_text(pilot.policy)}")
+            console.print(
+                f"clip fraction {pilot.clip_fraction:.3f} with {widths_as_text(pilot.policy) or 'the default settings'}"
+            )
 
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
     with shown(console, title, steps, run.held_out_score, is_quiet=quiet) as view:
@@ -63,7 +65,7 @@ def calibrate(
     if not best.is_met:
         console.print(
             f"the closest of {pilots} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "
-            "try more with --pilots",
+            f"try more with --{'steps' if best.policy.is_adaptive else 'pilots'}",
             style="red",
         )
         raise typer.Exit(FAILED)

@@ -47,9 +47,8 @@ def doctor() -> None:
 
 def examine() -> dict[str, str]:
     """Return one line of text for each item examined."""
-    import torch
-
     from rlzoo.core.zoo import load_zoo
+    from rlzoo.gate.devices import this_machine
     from rlzoo.journal.tracking.uploads import tracking_uri
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
@@ -60,10 +59,8 @@ def examine() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             command = how if " " in how else how_to_install(how)
             findings[name] = f"not installed; needed for {purpose}: {command}"
-    findings["accelerator"] = "none; runs on the CPU"
-    if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
+    devices = this_machine()
+    findings["devices"] = f"{devices.count} x {devices.name} with {devices.memory / 2**30:.0f} GiB"
     zoo = load_zoo()
     findings["plugins with rules"] = ", ".join(dict.fromkeys(entry.source for entry in zoo.entries.values()))
     findings["skipped plugins"] = "; ".join(zoo.problems) or "none"

@@ -64,6 +64,7 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     variables = {
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",  # seconds that the processes have to finish their step after a signal
         "PYTHONSAFEPATH": "1",  # otherwise, `python -m rlzoo` imports from the working directory first
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
     }

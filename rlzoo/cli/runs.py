@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Csv, Latex, loading
+from rlzoo.cli.options import AsJson, Csv, loading
 from rlzoo.cli.tables import check_files, report_table, save_tables
 from rlzoo.core.errors import UserError
 
@@ -23,10 +23,9 @@ def list_(
     folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
     as_json: AsJson = False,
     csv: Csv = None,
-    latex: Latex = None,
 ) -> None:
     """List runs, with progress, time, scores and size. Also prints the command that resumes each unfinished run."""
-    check_files(csv, latex)
+    check_files(csv, None)
     with loading():
         from rlzoo.lab.runs import list_runs
         from rlzoo.measure.report import Row, Table
@@ -43,7 +42,7 @@ def list_(
         console.print(report_table(Table("", columns, shown)))
         for row in (row for row in rows if row["command"]):
             console.print(f"to resume: {row['command']}")
-    save_tables([Table("", list(rows[0]) if rows else ["run"], [list(row.values()) for row in rows])], csv, latex)
+    save_tables([Table("", list(rows[0]) if rows else ["run"], [list(row.values()) for row in rows])], csv, None)
 
 
 @runs.command()

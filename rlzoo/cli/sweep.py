@@ -59,7 +59,7 @@ def sweep(
     with loading(is_quiet=quiet):
         from rlzoo.core.discovery import distinct
         from rlzoo.journal.tracking.uploads import tracking_uri
-        from rlzoo.lab.sweep import Sweep, last_error, parse_seeds
+        from rlzoo.lab.sweep import Sweep, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; choose a separate folder for the sweep")
@@ -79,8 +79,6 @@ def sweep(
     for child in failed:
         missing = "" if child.is_begun else ", or was deleted"
         console.print(f"{child.name} did not finish{missing}: see {folder / 'logs' / child.name}.log", style="red")
-    for error in filter(None, dict.fromkeys(map(last_error, failed))):
-        console.print(error, style="red")
     if failed:
         raise typer.Exit(FAILED)
 
@@ -117,6 +115,7 @@ def finish(sweep: Sweep, execute: Executor, console: Plain, *, is_quiet: bool) -
     """Start or resume all unfinished runs, and return the runs that failed."""
     from rlzoo.cli.bars import TOTAL, Bars
     from rlzoo.cli.progress import metrics_shown
+    from rlzoo.lab.sweep import last_error
 
     bars = Bars(console, is_quiet=is_quiet)
 
@@ -141,7 +140,7 @@ def finish(sweep: Sweep, execute: Executor, console: Plain, *, is_quiet: bool) -
         metrics = child.last_metrics()
         reward, score, clip, *_ = metrics_shown(child.config.held_out_score)
         shown = [one for one in (score, reward, clip) if one.metric in metrics]
-        words = "  ".join(f"{one.word} {one.number(metrics[one.metric])}" for one in shown)
+        words = last_error(child) or "  ".join(f"{one.word} {one.number(metrics[one.metric])}" for one in shown)
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
         console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
 

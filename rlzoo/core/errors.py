@@ -93,7 +93,8 @@ class PolicyError(RuntimeError):
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """Return ``"; did you mean 'lr'?"`` with the prefix and the closest known word, or an empty string if no word is close."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), list(names), n=1)
+    begun = [name for name in names if word and name.startswith(word.lower())]
+    close = begun or difflib.get_close_matches(word.lower(), list(names), n=1)
     return f"; did you mean {prefix + names[close[0]]!r}?" if close else ""
 
 

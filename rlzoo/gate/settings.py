@@ -209,8 +209,8 @@ def shown(size: float) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    """Return the smallest changes that are enough, of one setting or two, or else advise on more devices."""
-    config, devices, launch = plan.config, plan.devices, plan.config.launch
+    """Return the smallest changes that are enough, of at most three settings."""
+    config, launch, number = plan.config, plan.config.launch, plan.processes
     shards = launch.deepspeed == "zero3" or launch.fsdp
     ways: list[tuple[str, str, Any]] = [
         *([] if shards else [("launch", "deepspeed", "zero3")]),
@@ -219,23 +219,23 @@ def _remedy(plan: Plan) -> str:
         ("learner", "max_tokens_per_micro_batch", plan.batch.length),
         *([("launch", "offload", "optimizer")] if launch.deepspeed and launch.offload == "none" else []),
         ("rollout", "engine", "hf"),
-        *(("rollout", "batch_size", size) for size in (64, 16, 4)),
+        *(("rollout", "batch_size", size) for size in (64, 4)),
         *(("rollout.vllm", "gpu_memory_utilization", share) for share in (0.3, 0.5, 0.75)),
+        *([] if config.learner.lora.rank else [("learner.lora", "rank", 32)]),
+        *([] if plan.is_here else [("launch", "processes", 4 * number), ("launch", "processes", 16 * number)]),
     ]
-    for number in (1, 2):
-        enough = {}
-        for chosen in itertools.combinations(ways, number):
-            changed = replace(plan, config=functools.reduce(_changed, chosen, config))
-            if changed.memory is not None and not memory_problem(changed):
-                enough[" and ".join(f"{where}.{key}={str(value).lower()}" for where, key, value in chosen)] = (
-                    changed.memory.peak
-                )
-        if enough:
-            return f"set {' or '.join(f'{way} ({shown(peak)})' for way, peak in itertools.islice(enough.items(), 3))}"
-    more = f"{max(8, 2 * devices.count)}x{'H100' if plan.is_here else devices.name.replace(' ', '')}"
-    lora = "" if config.learner.lora.rank else "set learner.lora.rank=32, or "
-    shard = "" if shards else " and shard the model with launch.deepspeed=zero3 or launch.fsdp=true"
-    return f"{lora}plan for more devices, such as --devices {more}{shard}"
+    enough: dict[float, str] = {}
+    for chosen in itertools.chain(*(itertools.combinations(ways, size) for size in (1, 2, 3))):
+        if len(enough) == 3 or (enough and len(chosen) == 3):
+            break
+        changed = functools.reduce(_changed, chosen, config)
+        other = replace(plan, config=changed, processes=changed.launch.processes or number)
+        if other.memory is not None and not memory_problem(other):
+            words = [f"{where}.{key}={str(value).lower()}" for where, key, value in chosen]
+            where = f" with --devices {other.processes}x{plan.devices.name.replace(' ', '')}" * (other.processes > number)
+            enough.setdefault(other.memory.peak, f"{' and '.join(words)}{where}")
+    options = " or ".join(f"{words} ({shown(peak)})" for peak, words in enough.items())
+    return f"set {options}" if options else "plan for larger devices, such as --devices 8xH200"
 
 
 def _changed(config: RunConfig, way: tuple[str, str, Any]) -> RunConfig:

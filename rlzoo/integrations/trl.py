@@ -572,8 +572,8 @@ def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) 
     rule_trainer._buffered_inputs = None  # filled by TRL itself
     if rule_trainer.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(
-            "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or set "
-            "steps_per_generation to at least twice gradient_accumulation_steps"
+            "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or, "
+            "if the rule does not need whole groups, set steps_per_generation to at least twice gradient_accumulation_steps"
         )
     return rule_trainer
 

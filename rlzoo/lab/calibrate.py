@@ -59,13 +59,13 @@ def calibrate(
     if not config.clip.width_fields() and config.clip.targeting(target) is None:
         raise UserError(f"rule {config.clip.name!r} has no width to calibrate")
     pilots: list[Pilot] = []
-    policy = config.clip
+    policy = config.clip.targeting(target) or config.clip  # an adaptive rule finds its widths by itself, in one pilot
     for _ in range(max_pilots):
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
             run = RecordedRun.read(train(pilot_config(config, policy, Path(folder, "run")), observer).path, config.plugins)
         pilots.append(Pilot(policy, clip_fraction(run, policy), target))
         on_pilot(pilots[-1])
-        if pilots[-1].is_met:
+        if pilots[-1].is_met or policy.targeting(target) is not None:
             break
         policy = match_clip_fraction(run, policy, target)
     return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - target))
@@ -73,15 +73,12 @@ def calibrate(
 
 def overlay(pilot: Pilot, config: RunConfig) -> str:
     """Format a config file with the calibrated widths and a comment that describes the pilot."""
-    policy, adaptive = pilot.policy, pilot.policy.targeting(pilot.target)
-    if adaptive is not None:
-        settings = adaptive.model_dump(mode="json", exclude_defaults=True)
-    else:
-        settings = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
+    widths = {name: float(f"{value:.6g}") for name, value in widths_of(pilot.policy).items()}
+    settings = pilot.policy.model_dump(mode="json", exclude_defaults=True) if pilot.policy.targeting(pilot.target) else widths
     return (
         f"# Clips {pilot.clip_fraction:.1%} of the responses (target {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
-        "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": policy.name, **settings}})
+        "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": pilot.policy.name, **settings}})
     )
 
 

@@ -26,7 +26,6 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
 """Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 NOT_COMPARABLE = "not comparable"
-MEGABYTE = 2**20
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # columns at the same clip fraction
 TABLES = {
@@ -104,10 +103,10 @@ class Comparison(Tabular):
         """Sentences that say which rule scores best and which clips most evenly."""
         if len(self.rules) < 2:
             return []
+        if any(note.startswith(NOT_COMPARABLE) for note in self.notes):
+            return ["No best rule is named, because the runs are not comparable."]
         best = self.rules[0]
         sentences = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({_shown(best.label, self.pairs, 'above')})."]
-        if any(note.startswith(NOT_COMPARABLE) for note in self.notes):
-            sentences = ["No best rule is named, because the runs are not comparable."]
         # a rule that clips parts of responses has a smaller error simply because it averages over more decisions
         kinds = {parts: [rule for rule in self.rules if rule.errors and rule.clips_parts == parts] for parts in (False, True)}
         for parts, kind in kinds.items():
@@ -130,7 +129,7 @@ class Comparison(Tabular):
                 parts = [fmean(values) for values in zip(*others, strict=True)] if others else [None] * 2
                 matched = (rule.matched_lre_max, lowest, rule.matched_noise, *parts)
                 errors.append([rule.label, profile.clip_fraction, profile.lre_max, *matched, profile.ess])
-            memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in rule.runs if run.summary.get("peak_memory_bytes")]
+            memory = [run.summary["peak_memory_bytes"] / 2**20 for run in rule.runs if run.summary.get("peak_memory_bytes")]
             speed, limited = rule.mean("throughput/tokens_per_second"), rule.mean("learner/grad_clipped")
             seconds = fmean(run.seconds for run in rule.runs)
             costs.append([rule.label, seconds, speed, fmean(memory) if memory else None, limited])

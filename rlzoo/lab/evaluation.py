@@ -309,7 +309,9 @@ def _answered_before(
                 "finish that evaluation first, or use fewer problems with --limit"
             )
     for change in changed:
-        if not change.startswith(("model.path", "files_of_the_model")):
+        if change.startswith(("task.", "reward.")):
+            raise UserError(f"--against {str(path)!r}: {change} differs, so the two results do not measure the same")
+        if not change.startswith(("model.path", "files_of")):
             logger.warning("--against %s: %s differs", path, change)
     return {name: _completions(answered) for name, answered in before.items()}
 

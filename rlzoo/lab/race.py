@@ -110,8 +110,6 @@ def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Se
 
 def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None]) -> list[str]:
     """Calibrate the rule's widths unless this is already done. Return the config file, or [] without calibrated widths."""
-    if not base.clip.width_fields() and base.clip.targeting(track.clip_fraction) is None:
-        return []
     if not file.is_file():
         say(f"{base.clip.name}: calibrating its widths")
         config = base.model_copy(update={"steps": min(PILOT_STEPS, base.steps)})

@@ -222,5 +222,6 @@ def widths_of(policy: ClipPolicy) -> dict[str, float]:
 
 
 def widths_as_text(policy: ClipPolicy) -> str:
-    """Return a rule's widths, such as ``"width_low 0.01, width_high 0.02"``."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in widths_of(policy).items())
+    """Return a rule's widths, such as ``"width_low 0.01, width_high 0.02"``, or the changed settings of an adaptive rule."""
+    values = policy.model_dump(exclude_defaults=True) if policy.is_adaptive else widths_of(policy)
+    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())

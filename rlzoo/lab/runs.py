@@ -17,7 +17,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import flatten, user_path
 from rlzoo.core.zoo import Zoo, load_zoo
-from rlzoo.gate.fingerprint import SCORE
+from rlzoo.gate.fingerprint import FREE, SCORE
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY
 from rlzoo.support.lock import is_locked
@@ -85,6 +85,10 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
         try:
             if run := _read(folder, zoo):
                 runs.append(run)
+                facts = read_mapping(folder / IDENTITY).get("fingerprint") or {}
+                settings = {key: value for key, value in facts.items() if value is not None and not key.startswith(FREE)}
+                if changed := [key for key, value in settings.items() if run.settings.get(key, value) != value]:
+                    notes.append(f"{folder}: {', '.join(changed)} changed when the run was resumed (--allow-changed)")
             else:
                 notes.append(f"skipped because it is not finished: {folder}")
         except UserError as error:

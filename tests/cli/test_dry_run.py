@@ -167,16 +167,22 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert line.startswith(f"model.path={str(model)!r}: a process needs ")
     assert "but RTX4090 has 24.0 GB for it (the largest parts: " in line
     assert "optimizer states 64.2 GB" in line
-    assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xRTX4090 and shard the model with" in line
     bfloat16 = settings(f"model.path={model}", "model.dtype=bfloat16")
-    line = failing_plan(rlzoo, "--devices", "8xH100", *bfloat16)
-    ways = re.findall(r"([\w.]+=\w+) \((\S+) GB\)", line.partition("); set ")[2])
-    assert {"launch.deepspeed=zero3", "launch.fsdp=true"} <= {way for way, _ in ways}
-    for way, peak in ways:
-        out = rlzoo("train", "--dry-run", "--json", "--devices", "8xH100", *bfloat16, *settings(way))[1]
-        needed = json.loads(out)["plan"]["memory_bytes"]
-        most = max(needed[part]["total"] for part in ("learner", "sampling"))
-        assert most / 1e9 == pytest.approx(float(peak), abs=0.06)
+    sharded = [*bfloat16, *settings("launch.deepspeed=zero3")]
+    for devices, given, expected in (
+        ("8xH100", bfloat16, {"launch.deepspeed=zero3", "launch.fsdp=true"}),
+        ("2xRTX4090", [*sharded, *settings("launch.processes=2")], set()),
+    ):
+        line = failing_plan(rlzoo, "--devices", devices, *given)
+        ways = [option.rpartition(" (") for option in line.partition("); set ")[2].split(" or ")]
+        assert expected <= {way for way, _, _ in ways}
+        for way, _, peak in ways:
+            changes, _, more = way.partition(" with --devices ")
+            changed = [*given, *settings(*changes.split(" and "))]
+            out = rlzoo("train", "--dry-run", "--json", "--devices", more or devices, *changed)[1]
+            needed = json.loads(out)["plan"]["memory_bytes"]
+            most = max(needed[part]["total"] for part in ("learner", "sampling"))
+            assert most / 1e9 == pytest.approx(float(peak.removesuffix(" GB)")), abs=0.06)
 
 
 @pytest.mark.long

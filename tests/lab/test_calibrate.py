@@ -39,3 +39,9 @@ def test_a_pilot_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_rule_without_a_width_is_refused_before_any_pilot():
     with pytest.raises(UserError, match="'gpg' has no width to calibrate"):
         pilots("gpg")
+
+
+def test_a_rule_that_adapts_to_a_target_needs_one_pilot():
+    config, seen, best = pilots("fspo-adaptive", target=0.2, max_pilots=4, steps=1)
+    assert [pilot.policy.target_clip_fraction for pilot in seen] == [0.2]
+    assert overlay(best, config).endswith("clip:\n  name: fspo-adaptive\n  target_clip_fraction: 0.2\n")

@@ -29,6 +29,9 @@ def variant(source, folder, **changes):
         section, _, name = key.rpartition("__")
         (settings[section] if section else settings)[name] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    start = json.loads((folder / "run.json").read_text())
+    start["fingerprint"] |= {key.replace("__", "."): value for key, value in changes.items()}
+    (folder / "run.json").write_text(json.dumps(start))
     return folder
 
 
@@ -107,6 +110,14 @@ def test_of_equal_runs_in_a_folder_the_newest_counts(tmp_path, trained):
     assert [run.path.name for run in named.rules[0].runs] == ["6-newest"]
     with pytest.raises(UserError, match="pass only one"):
         compare([tmp_path / "runs", *((tmp_path / "runs" / name) for name in ("6-oldest", "6-newest"))])
+
+
+def test_a_setting_that_changed_when_a_run_was_resumed_is_reported(folder, tmp_path, trained):
+    begun = variant(trained.path, tmp_path / "begun", seed=5)
+    resumed = variant(begun, tmp_path / "resumed", learner__lr=1e-3)
+    shutil.copy(begun / "config.yaml", resumed)  # it holds the settings from the start of the run
+    _, *notes = compare([folder, resumed]).notes
+    assert notes == [f"{resumed}: learner.lr changed when the run was resumed (--allow-changed)"]
 
 
 def test_runs_of_different_tasks_are_reported_as_not_comparable(folder, tmp_path, trained):

@@ -332,6 +332,16 @@ def test_an_evaluation_is_compared_with_an_earlier_one_of_the_same_problems(tmp_
     assert not (tmp_path / "more").exists()
 
 
+def test_evaluations_with_different_rewards_are_not_compared(trained, tmp_path, monkeypatch):
+    (tmp_path / "reward_for_eval.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluate(own(trained, limit=2), tmp_path / "before")
+    other = own(trained, "task.reward=reward_for_eval:right", limit=2)
+    assert "task.reward (was None, now reward_for_eval:right) differs" in error_of(
+        other, tmp_path / "after", against=tmp_path / "before"
+    )
+
+
 def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
     # means 2 and -1 of the graded responses; 0.5 +- 12.706 * (1.5 * sqrt(2)) / sqrt(2)
     rows = [(3.0, 1.0), (-1.0, None), (None, None)]
