@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.console import Plain, show_log
-from rlzoo.cli.options import AsJson, Csv, Latex, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.options import AsJson, Csv, Latex, Plugins, Quiet, lasting_output, loading, names_in
 from rlzoo.cli.tables import check_files, number, report_table, save_tables
 
 EXPERIMENT = "rlzoo"
@@ -49,6 +49,7 @@ def evaluate(
     against: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Another evaluation of these problems; shows the differences from it.")
     ] = None,
+    plugin: Plugins = None,
     as_json: AsJson = False,
     csv: Csv = None,
     latex: Latex = None,
@@ -65,7 +66,7 @@ def evaluate(
     options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "group_size": k}
     overrides = [*(f"rollout.{key}={value}" for key, value in options.items() if value is not None), *(set_ or [])]
     chosen = {} if seed is None else {"seed": seed}
-    config = EvaluationConfig.compose(model, overrides, suites=names, data=data, limit=limit, **chosen)
+    config = EvaluationConfig.compose(model, overrides, plugin or [], suites=names, data=data, limit=limit, **chosen)
     path = output or default_output(config)
     show_log(logging.WARNING if quiet else logging.INFO)
     console, messages = Plain(), Plain(stderr=as_json)

@@ -37,7 +37,7 @@ def table(*columns: str, **options: Any) -> Table:
     """Create a table without a frame. Each column name begins with ``<`` (left-aligned) or ``>`` (right-aligned)."""
     rows = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
-        rows.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
+        rows.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">", overflow="fold")
     return rows
 
 

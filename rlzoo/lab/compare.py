@@ -11,7 +11,6 @@ from typing import Any
 
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
-from rlzoo.core.settings import user_path
 from rlzoo.gate.fingerprint import SCORE
 from rlzoo.journal.tracking.uploads import run_id_of
 from rlzoo.lab.recorded import RecordedRun
@@ -29,8 +28,8 @@ NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # columns at the same clip fraction
 TABLES = {
-    "": ("rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"),
-    "Every pair": ("first", "second", "seeds", "difference", "95%", "p, Holm", "verdict"),
+    "": ("rule", "seeds", "mean", "95 %", "gain", "IQM", "95 %", "clip fraction", "response length"),
+    "Every pair": ("first", "second", "seeds", "difference", "95 %", "p, Holm", "verdict"),
     "Length fairness": ("rule", "clipped", "lre_max", *MATCHED, "ess"),
     "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
     "The runs": ("rule", "seed", "folder", "MLflow run"),
@@ -107,6 +106,10 @@ class Comparison(Tabular):
             return ["No best rule is named, because the runs are not comparable."]
         best = self.rules[0]
         sentences = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({_shown(best.label, self.pairs, 'above')})."]
+        limited = {rule.label: rule.mean("learner/grad_clipped") or 0.0 for rule in self.rules}
+        if max(limited.values()) - min(limited.values()) > 0.2:
+            shares = ", ".join(f"{share:.0%} ({label})" for label, share in limited.items())
+            sentences.append(f"The rules differ in more than their clipping: norm clipping acted on {shares} of the updates.")
         # a rule that clips parts of responses has a smaller error simply because it averages over more decisions
         kinds = {parts: [rule for rule in self.rules if rule.errors and rule.clips_parts == parts] for parts in (False, True)}
         for parts, kind in kinds.items():
@@ -114,6 +117,9 @@ class Comparison(Tabular):
                 unit = "tokens or turns" if parts else "whole responses"
                 which = f" of the rules that clip {unit}" if all(kinds.values()) else ""
                 sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
+        if all(kinds.values()):
+            labels = ", ".join(rule.label for rule in kinds[True])
+            sentences.append(f"Do not compare the length errors of {labels}, which clip tokens or turns, with the others.")
         return sentences
 
     def tables(self) -> list[Table]:
@@ -206,12 +212,12 @@ def compare(
         progress: called to report progress.
 
     Raises:
-        UserError: there is no finished run, two paths are runs with the same label and seed, or a plugin cannot be used.
+        UserError: there is no finished run, or a plugin cannot be used.
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     all_runs, notes = find_runs(folders, plugins)
     groups = labelled(all_runs)
-    notes += drop_older(groups, folders)
+    notes += drop_older(groups)
     all_runs = [run for run in all_runs if any(run is kept for group in groups.values() for kept in group)]
     notes += other_differences([run.settings for run in all_runs])
     metric = "eval/accuracy" if all(run.accuracies for run in all_runs) else "reward/mean"
@@ -256,20 +262,12 @@ def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     return groups
 
 
-def drop_older(groups: Mapping[str, list[FinishedRun]], paths: Sequence[Path]) -> list[str]:
-    """Keep only the newest run for each label and seed in the groups of `labelled`. Return a note on each removed run.
-
-    Raises:
-        UserError: two runs with the same label and seed are among ``paths``.
-    """
-    notes, named = list[str](), {user_path(path).resolve() for path in paths}
+def drop_older(groups: Mapping[str, list[FinishedRun]]) -> list[str]:
+    """Keep only the newest run for each label and seed in the groups of `labelled`. Return a note on each removed run."""
+    notes = list[str]()
     for label, group in groups.items():
         for earlier, later in itertools.combinations(tuple(group), 2):
-            if earlier.seed != later.seed:
-                continue
-            if {earlier.path.resolve(), later.path.resolve()} <= named:
-                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; pass only one")
-            if earlier in group:
+            if earlier.seed == later.seed and earlier in group:
                 notes.append(f"left out {earlier.path}: {later.path} is a newer run of {label} with seed {later.seed}")
                 group.remove(earlier)
     return notes

@@ -83,8 +83,8 @@ class EvaluationConfig(Settings):
     data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
     @classmethod
-    def compose(cls, model: str, overrides: Sequence[str], **settings: Any) -> Self:
-        """Compose the configuration from a model, ``"section.key=value"`` overrides and top-level settings.
+    def compose(cls, model: str, overrides: Sequence[str], plugins: Sequence[str | Path] = (), **settings: Any) -> Self:
+        """Compose the configuration from a model, ``"section.key=value"`` overrides, a run's plugins and top-level settings.
 
         Raises:
             UserError: a setting is invalid; the message says what was given, what is allowed, and what to do.
@@ -100,7 +100,7 @@ class EvaluationConfig(Settings):
         named = {**sections.get("model", {}), "path": saved[-1] if saved else path}  # for a run directory, the last checkpoint
         used: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 2048}
         if not settings.get("suites"):
-            run = _run_of(model, [text for text in overrides if text.startswith("task.")])
+            run = _run_of(model, [text for text in overrides if text.startswith("task.")], plugins)
             limits = {"max_new_tokens", "max_turns", "max_turn_tokens", "max_observation_tokens"}
             used = run.rollout.model_dump(include=limits) | {"temperature": run.eval.temperature}
             settings = {"seed": run.seed, **settings, "run": run}
@@ -130,14 +130,14 @@ def default_output(config: EvaluationConfig) -> Path:
     return Path("evals") / f"{name}-{zlib.crc32(repr(config.settings()).encode()):08x}"
 
 
-def _run_of(path: str, overrides: Sequence[str]) -> RunConfig:
+def _run_of(path: str, overrides: Sequence[str], plugins: Sequence[str | Path]) -> RunConfig:
     """Return a run's configuration for sampling in this process, given the run's directory or one of its checkpoints."""
     folder = user_path(path).absolute()
     file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
     if file is None:
         raise UserError(f"{shown(path)} is not a run directory; choose a suite (--suite {', '.join(SUITES)}, or your own)")
     here = ["rollout.engine=hf", "rollout.recorded=null", "rollout.vllm.in_flight=false"]
-    run = RunConfig.compose(file, overrides=[*here, *overrides], use_changed_plugins=False)
+    run = RunConfig.compose(file, overrides=[*here, *overrides], plugins=plugins, use_changed_plugins=False)
     for key in redacted_keys(run.model_dump(mode="json", include={"task"})):
         raise UserError(f"{key}: holds a secret, which config.yaml does not store; supply it again with --set {key}=VALUE")
     return run

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is an unknown value
 Row = list[Cell]
-INTERVALS = ("95 %", "95%", "lowest and highest")  # columns that become two columns of a CSV file or a data frame
+INTERVALS = ("95 %", "lowest and highest")  # columns that become two columns of a CSV file or a data frame
 
 MARK = b'<meta name="generator" content="rlzoo">'
 """Element in the head of every report, which marks the file as a report."""
@@ -100,13 +100,13 @@ def environment(**filters: Callable[..., str]) -> Environment:
 
 
 def number(value: Cell) -> str:
-    """Format a table cell: numbers with three significant digits, unknown values as a dash, and text unchanged."""
+    """Format a table cell: numbers with three decimals or digits, unknown values as a dash, and text unchanged."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
     if isinstance(value, tuple):
         return " to ".join(map(number, value))
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+        return f"{value:{'.3f' if 0.0095 <= abs(value) < 9.9995 else '.3g' if abs(value) < 999.5 else ',.0f'}}"
     return f"{value:,}" if isinstance(value, int) else value
 
 

@@ -75,7 +75,9 @@ def test_an_error_is_reported_in_one_line(refused, tmp_path):
     assert refused("eval", "embedded", *QUICK, "--set", "learner.lr=1") == (
         "--set learner.lr: an evaluation has only the sections model and rollout"
     )
-    assert refused("eval", "embedded", *QUICK, "--set", "rollout.temp=1").startswith("unknown key 'rollout.temp' (allowed: ")
+    assert refused("eval", "embedded", *QUICK, "--set", "rollout.temp=1") == (
+        "unknown key 'rollout.temp'; did you mean 'rollout.temperature'?"
+    )
     assert refused("eval", "embedded", *QUICK, "--set", "rollout.engine=vllm").startswith("rollout.engine='vllm': ")
     assert refused("eval", "embedded", *QUICK, "--seed", "-1") == "seed=-1: input should be greater than or equal to 0"
 

@@ -59,7 +59,7 @@ def test_latex_is_rounded_and_escaped(tmp_path):
         r"\toprule",
         r"rule & mean & 95 \% & n \\",
         r"\midrule",
-        r"x\_y & 0.333 & 0.1 to 0.25 & 1,000 \\",
+        r"x\_y & 0.333 & 0.100 to 0.250 & 1,000 \\",
         r"z & -- & -- & 2 \\",
         r"\bottomrule",
         r"\end{tabular}",

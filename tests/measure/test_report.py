@@ -29,9 +29,9 @@ def test_the_page_loads_nothing_external():
     assert "@import" not in page()
 
 
-def test_numbers_have_three_significant_digits_and_unknown_values_a_dash():
+def test_numbers_have_three_decimals_or_digits_and_unknown_values_a_dash():
     cells = re.findall(r'<td class="number">(.*?)</td>', page())
-    assert cells == ["0.0321", "–", "–", "12,345", "123,456"]
+    assert cells == ["0.032", "–", "–", "12,345", "123,456"]
 
 
 def test_backticks_make_code():
