@@ -65,8 +65,9 @@ def described(error: BaseException) -> str:
 
 
 def located(error: Exception) -> str:
-    """Format an exception as one line with its file and line number."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """Format an exception as one line with its last file and line number outside libraries, if there is any."""
+    frames, ours = traceback.extract_tb(error.__traceback__), __file__.removesuffix("core/errors.py")
+    last = ([one for one in frames if not one.filename.startswith(ours) and "site-packages" not in one.filename] or frames)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")
 
 

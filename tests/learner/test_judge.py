@@ -112,6 +112,11 @@ class HasNoBandForLongResponses(Sound):
         return dataclasses.replace(super().__call__(inputs), band=ClipBand(low=-torch.ones(1, 1), high=edge))
 
 
+class RaisesInOps(Sound):
+    def __call__(self, inputs):
+        return ops.sequence_sum(None, inputs.response_mask)
+
+
 class RaisesInUpdated(Sound):
     def updated(self, stats):
         raise ValueError("no memory")
@@ -124,6 +129,7 @@ class BecomesAnother(Sound):
 
 FAULTS = {
     Raises: r"raised KeyError: 'missing' \(.*test_judge\.py:\d+\)",
+    RaisesInOps: r"raised TypeError: .* \(.*test_judge\.py:\d+\)",
     AnswersATensor: r"returned a Tensor, expected a ClipResult",
     WrongShape: r"returned objective of shape \(18,\), expected \(18, 1\)",
     WrongShapeOfDecisions: r"returned clipped of shape \(1, 1\), expected \(18, 1\) or \(18, 30\)",
