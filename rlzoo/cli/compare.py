@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEGEND = """\
 gain: {score} minus {score} before training
 IQM: mean without the highest and lowest quarters of the seeds
-clip: share of responses clipped; {match}: length error at this share,
+clip: clipped share of responses or tokens; {match}: length error at this share,
 0 if all lengths are clipped equally; noise: expected error in that case
 len: tokens per response; s: seconds per run"""
 MANY = 4  # maximum number of rules for which all pairs are shown, not just pairs with the best rule

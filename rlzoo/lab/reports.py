@@ -24,11 +24,10 @@ PARTS = (
 
 def comparison_report(comparison: Comparison) -> str:
     """Render the page of a comparison."""
-    facts = {
-        "rules": str(len(comparison.rules)),
-        "runs": str(sum(len(rule.runs) for rule in comparison.rules)),
-        "score": comparison.score,
-    }
+    settings = [run.settings for rule in comparison.rules for run in rule.runs]
+    facts = {"runs": f"{len(settings)}, of {len(comparison.rules)} rules", "score": comparison.score}
+    for name in ("task.name", "model.path", "steps"):
+        facts[name.partition(".")[0]] = ", ".join(dict.fromkeys(str(one.get(name)) for one in settings))
     scores, pairs, errors, *others = comparison.tables()
     sections = [_scores(comparison, scores), _curves(comparison)]
     sections += [_fairness(comparison, errors)] if errors.rows else []
@@ -44,7 +43,7 @@ def _scores(comparison: Comparison, table: Table) -> ReportSection:
         f"2108.13264), has the interval of a trimmed mean. Gain is the final {comparison.scored} minus the "
         f"{comparison.scored} before the first update."
     )
-    figures = [forest(dots, xlabel=comparison.score)] if any(interval for *_, interval in dots) else []
+    figures = [forest(dots, xlabel=f"{comparison.score} (IQM)")] if any(interval for *_, interval in dots) else []
     return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, [table])
 
 
