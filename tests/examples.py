@@ -64,6 +64,7 @@ NEEDS = {
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
     "lab/length_law_picture.py": "the folder examples on the path: python -m examples.lab.length_law_picture",
     "lab/length_law_texts.py": "the folder examples on the path; tests/lab/test_length_law.py runs it",
+    "lab/recurrence.py": "nothing to run: the task of make_long_model.py",
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
     "lab/measure_staleness.py": "a vLLM server, and half an hour",
     "lab/measure_vllm.py": "vLLM",

@@ -75,8 +75,8 @@ def test_colours_match_the_values():
 def test_the_ceiling_of_a_dual_clip_is_next_to_the_band():
     for ceiling, shown in ((None, 0), (0.6, 2)):  # in the table, and above the response
         page = render("t", {}, [completion([Token("a", 0.1)], ceiling=ceiling)])
-        assert page.count("-0.2 to 0.2") == 2
-        assert page.count("-0.2 to 0.2, ceiling 0.6") == shown
+        assert page.count("-0.200 to 0.200") == 2
+        assert page.count("-0.200 to 0.200, ceiling 0.600") == shown
 
 
 def test_tokens_are_coloured_marked_and_shown_literally():
