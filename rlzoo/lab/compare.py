@@ -119,7 +119,7 @@ class Comparison(Tabular):
                 sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
         if all(kinds.values()):
             labels = ", ".join(rule.label for rule in kinds[True])
-            sentences.append(f"Do not compare the length errors of {labels}, which clip tokens or turns, with the others.")
+            sentences.append(f"Do not compare the length errors of rules that clip tokens or turns ({labels}) with the others.")
         return sentences
 
     def tables(self) -> list[Table]:

@@ -232,7 +232,7 @@ def test_rules_that_clip_tokens_are_not_called_more_even_than_rules_that_clip_re
     _, *found = highlights(first, second, tokens)
     assert found == [
         "Most even of the rules that clip whole responses at clip fraction 0.1: fspo, lre 0.055 (too few seeds; noise 0.020).",
-        "Do not compare the length errors of grpo, which clip tokens or turns, with the others.",
+        "Do not compare the length errors of rules that clip tokens or turns (grpo) with the others.",
     ]
     *_, last, _ = highlights(first, second, tokens, rule("cispo", [0.03, 0.04], clips_parts=True))
     assert last.startswith("Most even of the rules that clip tokens or turns at clip fraction 0.1: grpo, lre 0.015")

@@ -332,7 +332,7 @@ def test_an_evaluation_is_compared_with_an_earlier_one_of_the_same_problems(tmp_
     assert not (tmp_path / "more").exists()
 
 
-def test_evaluations_with_different_rewards_are_not_compared(trained, tmp_path, monkeypatch):
+def test_evaluations_with_different_rewards_are_not_compared(trained, tmp_path, monkeypatch, caplog):
     (tmp_path / "reward_for_eval.py").write_text(REWARD)
     monkeypatch.syspath_prepend(tmp_path)
     evaluate(own(trained, limit=2), tmp_path / "before")
@@ -340,6 +340,10 @@ def test_evaluations_with_different_rewards_are_not_compared(trained, tmp_path, 
     assert "task.reward (was None, now reward_for_eval:right) differs" in error_of(
         other, tmp_path / "after", against=tmp_path / "before"
     )
+    evaluate(other, tmp_path / "graded")
+    (tmp_path / "reward_for_eval.py").write_text(f"{REWARD}\n# edited\n")
+    evaluate(own(trained, "task.reward=reward_for_eval:right", limit=2), tmp_path / "edited", against=tmp_path / "graded")
+    assert "files_of_the_task.file reward_for_eval.py (was " in caplog.text
 
 
 def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
