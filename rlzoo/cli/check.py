@@ -12,7 +12,7 @@ from rich.text import Text
 from rlzoo.cli.console import Plain
 from rlzoo.cli.kinds import CLIPS, Kind
 from rlzoo.cli.options import loading
-from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
+from rlzoo.cli.portrait import COMPARED, print_portraits
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
@@ -38,14 +38,17 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
         outcomes, passed, portrait = testing.check(plugin), [], None
         with suppress(Exception):  # a plugin that raises an error has already failed a law
             passed = reached(plugin)
-            portrait = testing.portrait(plugin) if kind is CLIPS else None
-        laws, number = [_as_dict(outcome) for outcome in outcomes], min((branch.reached for branch in passed), default=NONE)
-        drawn = {"portrait": portrait and as_dict(portrait)} if kind is CLIPS else {}
-        reports.append({"name": plugin.name, "laws": laws, "reached": number, **drawn})
+            portrait = testing.portrait(plugin) if kind is CLIPS and not as_json else None
+        laws = [
+            {"law": one.law, "status": one.status, "detail": one.detail, "inputs": one.inputs and describe(plugin, one.inputs)}
+            for one in outcomes
+        ]
+        number = min((branch.reached for branch in passed), default=NONE)
+        reports.append({"name": plugin.name, "laws": laws, "reached": number})
         if not as_json:
             _print(console, plugin, outcomes, {law.name: law.statement for law in laws_for(plugin)})
             console.print(f"{_reach(passed)}\n")
-        if portrait and not as_json:
+        if portrait:
             beside = [] if plugin.name == COMPARED else [testing.portrait(load_zoo()[COMPARED]())]
             print_portraits(console, [portrait, *beside])
     return reports
@@ -53,18 +56,19 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
 
 def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dict[str, str]) -> None:
     rows, first = table("<", "<law", "<", "<"), {one.detail or one.law: one for one in reversed(outcomes)}
-    for number, outcome in enumerate(outcomes, start=1):
-        detail = outcome.detail if first[outcome.detail or outcome.law] is outcome else "the same"
-        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(detail))
+    shown = [(number, one) for number, one in enumerate(outcomes, start=1) if first[one.detail or one.law] is one]
+    for number, outcome in shown:
+        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
     console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # `Text`, so that brackets are not read as markup
     console.print(rows)
-    for outcome in (one for one in outcomes if first[one.detail or one.law] is one):
+    for _, outcome in shown:
         if outcome.status == "fail":
             console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(plugin, outcome.inputs)}"))
     count = Counter(outcome.status for outcome in outcomes)
-    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out")
+    repeated = f" (not shown: {len(outcomes) - len(shown)} laws with the same result)" if len(shown) < len(outcomes) else ""
+    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out{repeated}")
 
 
 def _reach(passed: list[Branch]) -> str:
@@ -98,14 +102,3 @@ def describe(policy: Any, inputs: ClipInputs) -> str:
 
 def _cut(words: list[str]) -> str:
     return " ".join([*words[:SHOWN], *(["..."] if len(words) > SHOWN else [])])
-
-
-def _as_dict(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome with its inputs as lists. Long inputs are truncated to `SHOWN` rows and tokens."""
-    from rlzoo.testing.data import ALL_FIELDS
-
-    inputs = None
-    if outcome.inputs is not None:
-        tensors = {name: values for name in ALL_FIELDS if (values := getattr(outcome.inputs, name)) is not None}
-        inputs = {name: values[:SHOWN, :SHOWN].tolist() for name, values in tensors.items()}
-    return {"law": outcome.law, "status": outcome.status, "detail": outcome.detail, "inputs": inputs}

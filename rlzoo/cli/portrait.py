@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,17 +51,6 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
         weights.add_row("", "A<0", *(_cell(drawn.negative[ratio], ".3g") for ratio in ratios))
     console.print("\ngradient by ratio, relative to the gradient at ratio 1", style="bold")
     console.print(weights)
-
-
-def as_dict(drawn: Portrait) -> dict[str, Any]:
-    """Return a portrait as numbers, rounded to four significant digits."""
-    edges = {str(length): _rounded(dataclasses.asdict(edge)) for length, edge in drawn.edges.items()}
-    weights = {"A > 0": drawn.positive, "A < 0": drawn.negative}
-    return {"edges": edges, "weights": {sign: _rounded(values) for sign, values in weights.items()}}
-
-
-def _rounded(values: Mapping[Any, float | None]) -> dict[str, float | None]:
-    return {f"{key}": None if value is None else float(f"{value:.4g}") for key, value in values.items()}
 
 
 def _cell(value: float | None, form: str) -> str:

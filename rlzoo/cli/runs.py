@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Csv, loading
-from rlzoo.cli.tables import check_files, report_table, save_tables
+from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.tables import report_table
 from rlzoo.core.errors import UserError
 
 runs = typer.Typer(help="The runs in a folder.", no_args_is_help=True)
@@ -22,27 +22,24 @@ runs = typer.Typer(help="The runs in a folder.", no_args_is_help=True)
 def list_(
     folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
     as_json: AsJson = False,
-    csv: Csv = None,
 ) -> None:
     """List runs, with progress, time, scores and size. Also prints the command that resumes each unfinished run."""
-    check_files(csv, None)
     with loading():
         from rlzoo.lab.runs import list_runs
         from rlzoo.measure.report import Row, Table
     rows = list_runs(folder)
     if as_json:
         print(json.dumps(rows, indent=2))
-    else:
-        columns = ["run", "rule", "seed", "state", "step", "s", "score", "MB", "last step"]  # 80 columns wide
-        console, shown = Plain(), list[Row]()
-        for row in rows:
-            score = next((row[name] for name in ("accuracy", "held-out reward") if row[name] is not None), row["reward"])
-            sizes = [f"{row['step']}/{row['steps']}", f"{row['seconds']:.0f}", score, f"{row['bytes'] / 1e6:,.1f}"]
-            shown.append([row["run"], row["rule"], row["seed"], row["state"], *sizes, row["last step"].partition("-")[2]])
-        console.print(report_table(Table("", columns, shown)))
-        for row in (row for row in rows if row["command"]):
-            console.print(f"to resume: {row['command']}")
-    save_tables([Table("", list(rows[0]) if rows else ["run"], [list(row.values()) for row in rows])], csv, None)
+        return
+    columns = ["run", "rule", "seed", "state", "step", "s", "score", "MB", "last step"]  # 80 columns wide
+    console, shown = Plain(), list[Row]()
+    for row in rows:
+        score = next((row[name] for name in ("accuracy", "held-out reward") if row[name] is not None), row["reward"])
+        sizes = [f"{row['step']}/{row['steps']}", f"{row['seconds']:.0f}", score, f"{row['bytes'] / 1e6:,.1f}"]
+        shown.append([row["run"], row["rule"], row["seed"], row["state"], *sizes, row["last step"].partition("-")[2]])
+    console.print(report_table(Table("", columns, shown)))
+    for row in (row for row in rows if row["command"]):
+        console.print(f"to resume: {row['command']}")
 
 
 @runs.command()

@@ -49,18 +49,10 @@ def ui(
         )
     if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
         raise UserError(f"{CHECKS_OFF} is set, so MLflow would not check the host and origin of requests; unset it")
-    is_local = _is_local(host)
-    if not is_local and not allow_remote:
+    if not (allow_remote or _is_local(host)):
         raise UserError(
             f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel "
             f"(ssh -L) to {HOST}, or add --allow-remote"
-        )
-    if not is_local:
-        print(
-            f"warning: anyone who can reach this machine at {host!r} can read, change and delete every run without a password. "
-            "MLflow accepts localhost and private addresses as host; allow others with MLFLOW_SERVER_ALLOWED_HOSTS.",
-            file=sys.stderr,
-            flush=True,
         )
     name = ANY_HOST.get(host, host)
     with suppress(OSError), socket.create_connection((name, port), timeout=1):

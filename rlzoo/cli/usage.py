@@ -20,7 +20,7 @@ def explain_usage(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
         message, advice = f"no option {error.option_name}", _similar(error.option_name, options) or advice
     elif "extra argument" in message and "--clip" in options:
-        advice = "; name rules with --clip"
+        advice = "; name rules with --clip and settings with --set"
     elif message.endswith("?"):  # typer suggests a command
         advice = ""
     return message and f"{command.partition(' ')[2]}: {message[:1].lower()}{message[1:]}{advice}".removeprefix(": ")

@@ -65,7 +65,7 @@ def read_config(config: str | Path) -> dict[str, Any]:
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Parse ``"section.key=value"`` strings with YAML values into nested settings. Later strings override earlier ones."""
     parsed: dict[str, Any] = {}
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"--set {shown(override)}: expected KEY=VALUE, such as learner.lr=1e-5")

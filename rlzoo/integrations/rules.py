@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rlzoo.config.composition import config_names, read_config
+from rlzoo.config.composition import config_names, named_settings, read_config
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError, explain, shown
 from rlzoo.core.fairness import bin_index, bin_sums
@@ -75,7 +75,10 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
         if field in values:
             raise UserError(f"{prefix}{bare}/{field}:{values[field]} would be ignored; set {setting}")
     if bare not in installed() and bare in config_names():
-        raise UserError(f"{bare!r} is a config, not a rule; its settings of the rule: clip={read_config(bare).get('clip', {})}")
+        words = named_settings("clip", read_config(bare).get("clip"))
+        keys = [key for key in words if key not in {"name", *(instead or {})}]
+        usable = [words["name"], *(f"{key}:{'null' if words[key] is None else words[key]}" for key in keys)]
+        raise UserError(f"{bare!r} is a config, not a rule; its rule is {prefix}{'/'.join(usable)}")
     kind = installed()[bare]
     try:
         return kind.model_validate(values)

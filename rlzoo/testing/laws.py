@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -1017,6 +1018,23 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         "the rule clips more after updates in which everything was clipped than after updates in which nothing was: does its "
         "feedback have the wrong sign?"
     )
+
+
+@law(shrinks=False)
+def updates_keep_the_band_open(policy: ClipPolicy, inputs: ClipInputs) -> None:
+    """After 100 updates on the same responses, or on those with one sign of A, the band has not narrowed to nothing."""
+    if not policy.is_adaptive or not policy.width_fields():
+        return
+    for signs in ((-math.inf, math.inf), (0.0, math.inf), (-math.inf, 0.0)):
+        kept, current = dataclasses.replace(inputs, advantages=inputs.advantages.clamp(*signs)), policy
+        for _ in range(100):
+            current = current.updated(data.clip_stats(kept, answer(current, kept)))
+        for sign in (-1, 1):
+            first, last, closed = (data.clip_fraction(each, inputs, sign) for each in (policy, current, policy.scaled(1e-6)))
+            assert last <= max(first, 0.9 * closed), (
+                f"after 100 updates, the rule clips as if its width were 0 where A {'<>'[sign > 0]} 0: does an update without "
+                "such responses count as one without clips?"
+            )
 
 
 @law(shrinks=False)

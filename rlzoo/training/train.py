@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import PolicyError, RunError
+from rlzoo.core.errors import PolicyError, RunError, UserError, shown
 from rlzoo.gate.enter import enter
 from rlzoo.gate.settings import remarks
 from rlzoo.journal.run_directory import read_metrics
@@ -79,6 +79,8 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed.
         SystemExit: SIGTERM arrived; the code is 143.
     """
+    if not hasattr(config, "task"):
+        raise UserError(f"train({shown(config)}): expected a configuration, such as RunConfig.compose(clip='fspo')")
     task = seeded(config.task, config.seed)
     is_main = os.environ.get("RANK", "0") == "0"
     try:

@@ -87,9 +87,7 @@ def test_check_as_json_has_the_same_content(rlzoo, plugin):
     failed, _ = [law for law in reversed_["laws"] if law["status"] == "fail"]
     assert failed["law"] == "ratio_one_is_reinforce"
     assert failed["detail"] == "the gradient is not in the direction of the advantage"
-    assert failed["inputs"]["log_probs"] == failed["inputs"]["old_log_probs"]
-    # one response suffices to show it
-    assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1
+    assert re.fullmatch(r"  A = \S+: log-ratios \+0", failed["inputs"])  # one response suffices to show it
 
 
 def test_a_policy_that_raises_fails_the_law_with_its_exception(rlzoo, plugin):

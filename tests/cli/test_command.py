@@ -19,7 +19,7 @@ import pytest
         (["sweep"], "sweep: missing option '--clip'; see `rlzoo sweep --help`"),
         (["clips", "show"], "clips show: missing argument 'NAME|PATH'; see `rlzoo clips show --help`"),
         (["train", "--clip"], "option '--clip' requires an argument; see `rlzoo --help`"),
-        (["train", "fspo"], "train: got unexpected extra argument(s) (fspo); name rules with --clip"),
+        (["train", "fspo"], "train: got unexpected extra argument(s) (fspo); name rules with --clip and settings with --set"),
         (["doctor", "fspo"], "doctor: got unexpected extra argument(s) (fspo); see `rlzoo doctor --help`"),
     ],
 )

@@ -1,6 +1,5 @@
 """`rlzoo runs` on the command line."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -77,13 +76,6 @@ def test_a_list_fits_into_eighty_columns(folder, monkeypatch, capfd):
     rows = capfd.readouterr().out.splitlines()[:4]
     assert [row.split()[0] for row in rows] == ["run", "runs/done", "runs/open", "runs/removed"]
     assert max(map(len, rows)) <= 80
-
-
-def test_a_list_as_csv_has_all_digits(rlzoo, folder, tmp_path, trained):
-    assert rlzoo("runs", "list", "--csv", tmp_path / "runs.csv")[0] == 0
-    done, *_ = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
-    assert float(done["reward"]) == trained.metrics[4]["reward/mean"]
-    assert (done["run"], done["step"], done["accuracy"]) == ("runs/done", "4", "")
 
 
 def test_a_removal_asks_and_never_removes_without_an_answer(rlzoo, refused, folder):

@@ -479,7 +479,7 @@ def test_one_step_per_generation_warns(tmp_path, caplog):
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
      ("grpo", {"top_entropy_quantile": 0.2}, r"top_entropy_quantile=0.2 \(instead: the rule top-entropy\): grpo"),
-     ("dapo", {}, "'dapo' is a config, not a rule; its settings of the rule: clip={'name': 'grpo', 'clip_high': 0.28"),
+     ("dapo", {}, "'dapo' is a config, not a rule; its rule is grpo/clip_high:0.28"),
      ("grop", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip

@@ -653,6 +653,17 @@ class GrowsWithoutEnd(Adaptive):
 
 
 @register
+class ClosesWhileASignIsMissing(Adaptive):
+    """Counts a sign without responses as one without clips, which narrows the band."""
+
+    name = "closes-while-a-sign-is-missing"
+
+    def updated(self, stats):
+        share = (stats.num_clipped.sum(0) / stats.num_responses.sum(0).clamp(min=1)).min()
+        return self.replace(width=min(max(self.width * float((share - 0.1).exp()), 1e-6), 10.0))
+
+
+@register
 class DividesByNoResponses(Adaptive):
     """Fails if an update had no response with a nonzero advantage."""
 
