@@ -106,6 +106,8 @@ def executor(on: str, jobs: int | None, cpus: int, gpus: int) -> Executor:
         return Slurm(cpus, gpus, jobs).run
     if on != "local":
         raise UserError(f"--on {on!r}: unknown (allowed: local, ray, slurm)")
+    if (cpus, gpus) != (1, 0):
+        raise UserError("--cpus and --gpus need --on ray or slurm; on this machine, --jobs sets the number of runs at once")
     from rlzoo.lab.sweep import run_children
 
     return partial(run_children, jobs=jobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import UserError, shown
+from rlzoo.core.zoo import log_once
 from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
@@ -19,8 +19,6 @@ from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.math_grading import LONGEST_ANSWER, plain_answer, without_thousands_separators
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import question_key
-
-logger = logging.getLogger("rlzoo")
 
 _ANSWERS = ("answer", "ground_truth", "final_answer", "expected_answer")
 _ASKING = ("question", "problem", "prompt", "messages")
@@ -73,7 +71,7 @@ def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool
     if not problems:
         raise UserError(f"{path}: no rows")
     if repeats:
-        logger.warning("%s; number of repeated rows, which are not used: %s", example, f"{repeats:,}")
+        log_once(f"{example}; number of repeated rows, which are not used: {repeats:,}")  # every run of a sweep reads its data
     return [problem for _, problem in problems.values()]
 
 

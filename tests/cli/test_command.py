@@ -40,6 +40,7 @@ def test_a_value_of_the_wrong_type_is_reported_in_one_line(refused):
         (["train", "--clip", "dapo"], "'dapo' is a config, not a rule: use --config dapo"),
         (["clips", "check", "dapo"], "'dapo' is a config, not a rule: use --config dapo"),
         (["train", "--clip", "gspo,fspo"], "compare several with: rlzoo sweep --clip gspo,fspo"),
+        (["sweep", "--clip", "fspo", "--cpus", "2"], "on this machine, --jobs sets the number of runs at once"),
         (["train", "--set", "lr=1"], "did you mean 'learner.lr'?"),
         (["train", "--set", "learner.learning_rate=1"], "did you mean 'learner.lr'?"),
         (["train", "--set", "num_generations=4"], "did you mean 'rollout.group_size'?"),
