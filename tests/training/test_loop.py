@@ -231,7 +231,7 @@ def test_one_update_per_rollout_warns_that_the_clip_is_inert(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rlzoo"):
         result = rlzoo.train(quick(tmp_path / "out", steps=1, overrides=overrides))
     assert "clip is inert: one update per rollout" in caplog.text
-    assert "the learning rate rises until the run's last update, which has number 1" in caplog.text
+    assert "learner.warmup_updates=1: the run ends within the warm-up, with update 1" in caplog.text
     assert result.metrics[1]["clip/fraction"] == 0.0
     assert result.metrics[1]["ratio/log_ratio_max"] < 1e-4
 
