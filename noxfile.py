@@ -205,7 +205,7 @@ def deepspeed(session: nox.Session) -> None:
 def nodes(session: nox.Session) -> None:
     """Train on two machines, which are network namespaces; not part of continuous integration.
 
-    Needs root, and Debian's packages iproute2 and iptables; slurm-wlm and munge for Slurm. Takes 45 minutes.
+    Needs root, and Debian's packages iproute2 and iptables; slurm-wlm and munge for Slurm. Takes 35 minutes.
     """
     bin_folder = project(session)
     install(session, bin_folder, "-e", ".[deepspeed,ray]")

@@ -121,7 +121,7 @@ class Cluster:
             ray.init(os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"--on ray: no cluster can be reached ({one_line(str(error)).partition('.')[0]}); start one with `ray start "
+                f"--on ray: no cluster can be reached ({one_line(str(error)).partition('. ')[0]}); start one with `ray start "
                 "--head`, or set RAY_ADDRESS"
             ) from error
         finally:
