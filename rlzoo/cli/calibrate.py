@@ -61,7 +61,8 @@ def calibrate(
     except OSError as error:  # the result of a long search must not be lost
         console.out(overlay(best, run), highlight=False)
         raise UserError(f"--output {str(path)!r} cannot be written ({error.strerror}); the result is printed above") from error
-    console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")
+    words = ["rlzoo", "train", "--config", str(path), *(word for one in plugin or [] for word in ("--plugin", one))]
+    console.print(f"wrote {path}; use it with: {shlex.join(words)}")
     if not best.is_met:
         console.print(
             f"the closest of {pilots} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "

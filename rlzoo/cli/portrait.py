@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlzoo.cli.console import Plain
+from rlzoo.cli.kinds import CLIPS
 from rlzoo.cli.options import Plugins, loading
 from rlzoo.cli.tables import table
 
@@ -18,20 +19,14 @@ COMPARED = "grpo"  # the rule that `clips check` prints for comparison
 
 
 def clips_portrait(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Rules to show.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME|PATH", help="Rules to show, or plugin files or folders.")],
     plugin: Plugins = None,
 ) -> None:
     """Show where rules clip, and how they weight gradients. Edges are listed by length, weights by ratio."""
     with loading():
-        from rlzoo.core.zoo import load_zoo
         from rlzoo.testing.portrait import portrait
-    zoo = load_zoo(plugin or [])
-    for name in names:
-        if name not in zoo:
-            from rlzoo.config.composition import refuse_config
-
-            refuse_config(name)
-    print_portraits(Plain(), [portrait(zoo[name]()) for name in dict.fromkeys(names)])
+    found = [entry for name in names for entry in CLIPS.find(name, plugin)[1]]
+    print_portraits(Plain(), [portrait(kind()) for kind in dict.fromkeys(entry.kind for entry in found)])
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:

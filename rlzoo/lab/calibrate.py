@@ -76,7 +76,7 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
     widths = {name: float(f"{value:.6g}") for name, value in widths_of(pilot.policy).items()}
     settings = pilot.policy.model_dump(mode="json", exclude_defaults=True) if pilot.policy.targeting(pilot.target) else widths
     return (
-        f"# Clips {pilot.clip_fraction:.1%} of the responses (target {pilot.target:.1%}) over {config.steps} steps of\n"
+        f"# Clip fraction {pilot.clip_fraction:.1%} (target {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
         "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": pilot.policy.name, **settings}})
     )

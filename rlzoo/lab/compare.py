@@ -14,7 +14,7 @@ from rlzoo.core.policy import NAMED
 from rlzoo.gate.fingerprint import SCORE
 from rlzoo.journal.tracking.uploads import run_id_of
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import replay, replay_matched
+from rlzoo.lab.replay import not_comparable, replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
 from rlzoo.lab.study import Progress, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
@@ -117,10 +117,7 @@ class Comparison(Tabular):
                 unit = "tokens or turns" if parts else "whole responses"
                 which = f" of the rules that clip {unit}" if all(kinds.values()) else ""
                 sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
-        if all(kinds.values()):
-            labels = ", ".join(rule.label for rule in kinds[True])
-            sentences.append(f"Do not compare the length errors of rules that clip tokens or turns ({labels}) with the others.")
-        return sentences
+        return sentences + not_comparable({rule.label: rule.clips_parts for rule in self.rules if rule.errors})
 
     def tables(self) -> list[Table]:
         """Return the scores, the pairs, the length errors, the mean costs, and the runs."""
@@ -243,7 +240,7 @@ def compare(
         notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]
         table = pooled_runs(tables) if tables else None
         profile = None if table is None else LengthProfile.of(table)
-        clips_parts = table is not None and bool(((table.clipped > 0) & (table.clipped < 1)).any())
+        clips_parts = table is not None and table.clips_parts
         rules.append(ComparedRule(label, tuple(runs), estimate(list(scored[label].values())), profile, matched, clips_parts))
     rules.sort(key=lambda rule: -rule.score.iqm)
     pairs = differences({rule.label: scored[rule.label] for rule in rules})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -44,6 +44,13 @@ class Replayed:
         if self.above is None:
             return widths_as_text(self.policy)
         return f"A < 0: {widths_as_text(self.policy)}; A > 0: {self.above.widths}"
+
+
+def not_comparable(clips_parts: Mapping[str, bool]) -> list[str]:
+    """Return a sentence if only some of the rules, which are listed by label, clip parts of responses."""
+    labels = ", ".join(label for label, parts in clips_parts.items() if parts)
+    sentence = f"Do not compare the length errors of rules that clip tokens or turns ({labels}) with the others."
+    return [sentence] if labels and not all(clips_parts.values()) else []
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:

@@ -111,7 +111,7 @@ def _summary(study: Study) -> ReportSection:
         f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
         "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
         "interval comes from the variation between prompts, each with all its responses and epochs.",
-        *(f"{rule.label}: {rule.note or rule.widths or 'no width'}" for rule in study.rules),
+        *study.notes,
     ]
     return ReportSection("What each rule clips", paragraphs, (), list(study.tables()))
 

@@ -18,7 +18,7 @@ from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import load_zoo
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, replay_matched
+from rlzoo.lab.replay import Replayed, not_comparable, replay_matched
 from rlzoo.lab.replay import replay as replay_rule
 from rlzoo.measure.profile import labels
 from rlzoo.measure.report import Row, Table, Tabular
@@ -44,6 +44,12 @@ class Study(Tabular):
         missed = ", ".join(f"{rule.label} ({rule.profile.clip_fraction:.3g})" for rule in self.rules if rule.note)
         signs = " for each sign of the advantage" if self.by_sign else ""
         return f"{self.match}{signs}{f', except {missed}' if missed else ''}"
+
+    @property
+    def notes(self) -> list[str]:
+        """The widths of each rule, and which length errors must not be compared."""
+        widths = [f"{rule.label}: {rule.note or rule.widths or 'no width'}" for rule in self.rules]
+        return widths + not_comparable({rule.label: rule.table.clips_parts for rule in self.rules})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the study as JSON-serialisable data. Unknown numbers are None."""

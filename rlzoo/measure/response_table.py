@@ -46,6 +46,11 @@ class ResponseTable:
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
     turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions for these tokens
 
+    @property
+    def clips_parts(self) -> bool:
+        """Whether the rule clips tokens or turns, so that only part of a response may be clipped."""
+        return bool(((self.clipped > 0) & (self.clipped < 1)).any())
+
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
         """Concatenate tables of one run. For different runs, use `pooled_runs`."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlzoo.core import ops
+from rlzoo.core.errors import first_mistake
 from rlzoo.core.policy import NAMED, ClipPolicy, ClipStats, form_problem
 from rlzoo.core.settings import Settings
 from rlzoo.core.types import ClipInputs, ClipResult
@@ -66,7 +67,7 @@ class Law:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, preceded by the error's type unless that is AssertionError."""
-    text = str(error).strip().partition("\n")[0]
+    text = first_mistake(error) if isinstance(error, pydantic.ValidationError) else str(error).strip().partition("\n")[0]
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 

@@ -15,7 +15,8 @@ RATIOS = (0.5, 0.8, 1.0, 1.25, 2.0)
 WEIGHED = 16  # length in tokens of the responses on which weights are measured
 FURTHEST = {1: 3.9, -1: 19.0}  # maximum upward and downward shift of a token in nats; the tokens have probability exp(-4)
 STEPS, HALVINGS = 24, 18
-FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as decayed rather than cut
+BEFORE, FADED = 0.9, 1e-3
+"""A gradient that at 0.9 of the edge is below this share of the gradient at ratio 1 is not cut there: it underflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,10 @@ def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | 
             inside = middle
         else:
             outside = middle
-    judged, last = _measured(policy, inside, length, advantage)
-    judged = (judged + _measured(policy, outside, length, advantage)[0]) / 2
+    judged = sum(_measured(policy, token, length, advantage)[0] for token in (inside, outside)) / 2
     is_reversed = _measured(policy, outside * 1.01, length, advantage)[1] < 0
-    return judged if is_reversed or last > FADED * at_one else None
+    before = _measured(policy, inside * BEFORE, length, advantage)[1]
+    return judged if is_reversed or before > FADED * at_one else None
 
 
 def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:

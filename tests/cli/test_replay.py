@@ -63,9 +63,11 @@ def test_differences_are_a_page_of_two_rules_at_the_same_clip_fraction(rlzoo, re
     matched = ("--match-clip-fraction", "0.2", "--match-by-sign", "--differences", page)
     message = "--differences compares two rules, but --clip 'fspo' names 1; use --clip A,B"
     assert refused("replay", run, "--clip", "fspo", *matched) == message
-    code, _, _ = rlzoo("replay", run, "--clip", "fspo,grpo", *matched)
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,grpo", *matched)
     assert code == 0
     assert "matched at 0.2 for each sign of the advantage" in page.read_text()
+    for shown in (out, (run / "replay.html").read_text()):
+        assert "Do not compare the length errors of rules that clip tokens or turns (grpo) with the others." in shown
 
 
 @pytest.mark.long

@@ -205,6 +205,15 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
         def __call__(self, inputs):
             return ops.clipped(inputs)
 
+    class Changed(Adaptive):
+        name = "changed"
+
+        def updated(self, stats):
+            return self.replace(widht=0.1)
+
+    outcome = next(candidate for candidate in testing.check(Changed()) if candidate.status == "fail")
+    assert "widht: extra inputs are not permitted" in outcome.detail
+
     outcome = next(candidate for candidate in testing.check(Misspelt()) if candidate.status == "fail")
     line = Misspelt.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == f"AttributeError: module 'rlzoo.core.ops' has no attribute 'clipped' (test_kit.py line {line})"

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+import torch
 
-from rlzoo import load_zoo
+from rlzoo import ClipResult, load_zoo, ops
 from rlzoo.testing import portrait
 from rlzoo.testing.portrait import LENGTHS
 from tests.kit.correct import DualClip, Mean, Parabola, PlainGradient, Root, Soft, Token
@@ -38,6 +39,20 @@ def test_a_dual_clip_has_a_ceiling_and_a_parabola_changes_sign():
     drawn = portrait(Parabola(), lengths=(1,))
     assert drawn.edges[1].high == pytest.approx(math.log(1.2), rel=1e-2)
     assert drawn.positive[2.0] == pytest.approx(2 * (1 - 1 / 0.2), rel=1e-3)  # r A (1 - (r - 1) / width)
+
+
+def test_a_gradient_that_fades_to_zero_ends_where_it_reaches_zero():
+    class Fades(Token):
+        name = "fades"
+
+        def __call__(self, inputs):
+            log_ratio = ops.log_ratio(inputs)
+            outward = (log_ratio.detach() * inputs.advantages.sign()).clamp(min=0)
+            gate = (1 - (outward / torch.where(inputs.advantages > 0, 0.2, 0.1)) ** 2).clamp(min=0)
+            return ClipResult(gate * log_ratio.exp() * inputs.advantages, log_ratio.detach(), gate == 0)
+
+    edge = portrait(Fades(), lengths=(16,)).edges[16]
+    assert (edge.high, edge.low) == (pytest.approx(0.2, rel=1e-3), pytest.approx(-0.1, rel=1e-3))
 
 
 @pytest.mark.parametrize("rule", [PlainGradient, Soft])
