@@ -30,7 +30,7 @@ from rlzoo.training.loop import steps as train_steps
 from rlzoo.training.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
-PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl"}
+PARTS = {"onednn": "is_slow_with_mkl"}
 SIZES = (512, 1024, 2048, 4096, 16384)
 TURNS = 5
 

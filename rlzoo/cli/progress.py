@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -112,8 +111,8 @@ class Screen(Bars):
     When the run ends, the curves stay on the terminal and the bar is removed. Nothing is left if no step was completed.
     """
 
-    def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None, held_out: str = "accuracy") -> None:
-        self._plain, self._title, self._run, self._held_out = console, printable(title), run, held_out
+    def __init__(self, console: Plain, title: str, steps: int, held_out: str = "accuracy") -> None:
+        self._plain, self._title, self._held_out = console, printable(title), held_out
         self._curves, self._ending = Curves(held_out), ""
         columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         super().__init__(console, BarColumn(None), *columns, TextColumn("{task.fields[words]}"), expand=True)
@@ -130,20 +129,10 @@ class Screen(Bars):
             self._curves = Curves(self._held_out)
         if not self._bars:
             self._plain.print(self._title, style="bold")
-            self._add_steps_before(step)
             self._bars["steps"] = self._starting
             self.advance(self._starting, step)
         self._curves.add(metrics)
         self.reach("steps", step, self._steps, f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
-
-    def _add_steps_before(self, step: int) -> None:
-        """Add the earlier steps of a resumed run."""
-        if step > 0 and self._run is not None:
-            from rlzoo.journal.run_directory import read_metrics
-
-            for row in read_metrics(self._run / "metrics.jsonl"):
-                if row["step"] < step:
-                    self._curves.add(row)
 
     def stop(self) -> None:
         """Stop the display. The curves stay, and the bar is removed."""
@@ -168,13 +157,12 @@ def shown(
     *,
     is_quiet: bool = False,
     as_json: bool = False,
-    run: Path | None = None,
 ) -> Iterator[View]:
     """Show a run inside the block, in the form that suits the output.
 
     A terminal shows curves, and any other output shows one line per step. With ``as_json``, every step is printed as a JSON
     object in the format of ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an
-    evaluation measures. ``run`` is the run directory, from which the earlier steps of a resumed run are read.
+    evaluation measures.
     """
     titles, described = [printable(title)], metrics_shown(held_out)  # the title is printed with the first step
 
@@ -194,7 +182,7 @@ def shown(
     elif as_json:
         yield View(print_json)
     elif console.is_screen:
-        with Screen(console, title, steps, run, held_out) as screen:
+        with Screen(console, title, steps, held_out) as screen:
             yield View(screen.show, screen.say)
     else:
         yield View(print_line)

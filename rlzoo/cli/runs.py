@@ -31,12 +31,12 @@ def list_(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    columns = ["run", "rule", "seed", "state", "step", "s", "score", "MB", "last step"]  # 80 columns wide
+    columns = ["run", "rule", "seed", "state", "step", "s", "score", "MB"]  # 80 columns wide
     console, shown = Plain(), list[Row]()
     for row in rows:
         score = next((row[name] for name in ("accuracy", "held-out reward") if row[name] is not None), row["reward"])
         sizes = [f"{row['step']}/{row['steps']}", f"{row['seconds']:.0f}", score, f"{row['bytes'] / 1e6:,.1f}"]
-        shown.append([row["run"], row["rule"], row["seed"], row["state"], *sizes, row["last step"].partition("-")[2]])
+        shown.append([row["run"], row["rule"], row["seed"], row["state"], *sizes])
     console.print(report_table(Table("", columns, shown)))
     for row in (row for row in rows if row["command"]):
         console.print(f"to resume: {row['command']}")

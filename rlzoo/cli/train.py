@@ -128,7 +128,7 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = run.held_out_score, is_quiet or not is_main
     try:
-        with shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
+        with shown(console, title, run.steps, held_out, is_quiet=is_silent, as_json=as_json) as view:
             from rlzoo.models.processes import leave_process_group
             from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -22,6 +23,8 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.plugin_files import OUTPUTS, copy_names, plugin_files
 from rlzoo.core.settings import flatten
 from rlzoo.journal.state import read_fingerprint
+from rlzoo.support.parsing import parse_yaml
+from rlzoo.support.reading import read_text
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ SCORE = "held-out score"  # see `RunConfig.held_out_score`
 FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that may change when a run is resumed
 PER_RANK = ("output", "tracking.")  # settings that matter on the main rank only
 VERSION = "version of "  # a different version is reported but not refused
+ZERO = "launch.deepspeed"
 MODEL = "model "  # facts about the loaded model, which a dry run may lack
 TRAIN_PROBLEMS = "training problems"
 
@@ -111,17 +115,28 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
     before, now = read_fingerprint(config.output), json.loads(json.dumps(facts))
     if not any(key.startswith(MODEL) for key in now):
         before = {key: value for key, value in before.items() if not key.startswith(MODEL)}
-    free = (*(key for key in FREE if key != "steps" or config.learner.schedule == "constant"), VERSION)
+    fixed = {"steps": config.learner.schedule != "constant", "launch.": before.get(ZERO) or now.get(ZERO)}
+    free = (*(key for key in FREE if not fixed.get(key)), VERSION)
     keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
     others = tuple(f"{section}." for section in ("clip", "task") if f"{section}.name" in keys)  # of another rule or task
     keys = [key for key in keys if key in ("clip.name", "task.name") or not key.startswith(others)]
     changed = [_difference(key, before, now) for key in keys if not key.startswith(free)]
-    is_fixed = config.clip.is_adaptive and any(key.startswith("clip.") for key in keys)
+    # an adaptive rule's state is in its settings, and DeepSpeed's files can be read only by as many processes
+    unreadable = tuple(key for key, holds in (("clip.", config.clip.is_adaptive), ("launch.", fixed["launch."])) if holds)
+    is_fixed = any(key.startswith(unreadable) for key in keys)
     if changed and (is_fixed or not allow_changed):
-        allow = "" if is_fixed else "pass --allow-changed to resume with the change, "  # the rule's state is in its settings
+        allow = "" if is_fixed else "pass --allow-changed to resume with the change, "
         raise UserError(f"--resume: {'; '.join(changed)}; undo this, {allow}or start a new run with another --output")
     lines = [(logging.INFO, _difference(key, before, now)) for key in keys if key.startswith(free)]
     return lines + [(logging.WARNING, line) for line in changed]
+
+
+def resume_command(run: Path, facts: Mapping[str, Any]) -> str:
+    """Return the command that resumes a run, with the settings whose values in ``facts`` differ from those in config.yaml."""
+    started = flatten(parse_yaml(read_text(run / "config.yaml")))
+    settings = {key: value for key, value in facts.items() if " " not in key and key != "output"}
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if started.get(key) != value]
+    return shlex.join(["rlzoo", "train", "--resume", "--output", str(run), *(part for one in words for part in ("--set", one))])
 
 
 def refuse_different_ranks(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

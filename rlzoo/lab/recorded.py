@@ -79,7 +79,7 @@ class RecordedRun:
         if is_run_directory := (path / "config.yaml").is_file():
             config = _config(path, plugins) if own_code else None
         files, found = rollout_files(paths), dict[int, Path | None]()  # by step; None for a file without updates
-        longest, max_length, num_responses, splits_prompts, has_log_probs = 0, 0, 0, False, False
+        longest, max_length, num_responses, splits_prompts, has_log_probs, names = 0, 0, 0, False, False, dict[str, None]()
         for file in files:
             step = RolloutFile.load(file)
             if step.step in found:
@@ -90,6 +90,7 @@ class RecordedRun:
                 continue
             if step.old_log_probs is None:
                 raise UserError(f"step {step.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
+            names[str(step.rule.get("name", f"a rule of {step.writer or 'an unknown trainer'}"))] = None
             longest, max_length = max(longest, int(step.lengths.max())), max(max_length, step.max_length or 0)
             graded = torch.ones(len(step)) if step.rewards is None else ~step.rewards.isnan()
             num_responses += sum(int(graded[update.rows].sum()) for update in step.updates)
@@ -100,6 +101,8 @@ class RecordedRun:
             raise UserError(f"{str(path)!r} has no recorded updates to replay{advice if has_log_probs else ''}")
         first = RolloutFile.load(learned[0])
         rule, correction, problem = (config.clip, config.correction, "") if config else _plugins_of(path, first.rule, plugins)
+        if len(names) > 1:
+            rule, problem = None, f"{str(path)!r} was trained with several rules, {', '.join(names)}"
         is_large = sum(file.stat().st_size for file in files) > max(KEPT, available_memory() // 32)
         if is_large and platform.libc_ver()[0] == "glibc":  # otherwise, freed tensors leave gaps that it does not reuse
             ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
@@ -112,7 +115,7 @@ class RecordedRun:
             splits_prompts=splits_prompts,
             rule=rule,
             problem=problem,
-            trained_with=str(first.rule.get("name", f"a rule of {first.writer or 'an unknown trainer'}")),
+            trained_with=", ".join(names),
             model=first.model,
             is_run_directory=is_run_directory,
             config=config,

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +16,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import flatten, user_path
 from rlzoo.core.zoo import Zoo, load_zoo
-from rlzoo.gate.fingerprint import FREE, SCORE
+from rlzoo.gate.fingerprint import FREE, SCORE, resume_command
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY
 from rlzoo.support.lock import is_locked
@@ -125,15 +124,14 @@ def _facts(path: Path) -> dict[str, Any]:
     run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), summary)
     is_over = settings and summary.get("finished")
     state = "running" if is_locked(path) else "finished" if is_over else "unfinished"
-    size, when = 0, ""
+    size = 0
     for file in (Path(parent, name) for parent, _, names in os.walk(path) for name in names):
         with suppress(OSError):  # the file was removed meanwhile
             size += file.lstat().st_size
-    with suppress(OSError, OverflowError, ValueError):  # the number is not a valid time
-        when = f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}"
     facts, last = read_mapping(path / IDENTITY).get("fingerprint"), run.accuracies[-1] if run.accuracies else None
     is_reward = isinstance(facts, dict) and facts.get(SCORE) == "reward"
-    verb = "train --resume --output" if settings else "runs remove"  # `rlzoo runs remove` deletes config.yaml first
+    removes = f"rlzoo runs remove {shlex.quote(str(path))}"  # which deletes config.yaml first
+    command = resume_command(path, facts if isinstance(facts, dict) else {}) if settings else removes
     return {
         "run": str(path),
         "rule": run.policy,
@@ -146,8 +144,7 @@ def _facts(path: Path) -> dict[str, Any]:
         "held-out reward": last if is_reward else None,
         "reward": run.mean("reward/mean", 0.25),
         "bytes": size,
-        "last step": when,
-        "command": f"rlzoo {verb} {shlex.quote(str(path))}" if state == "unfinished" else "",
+        "command": command if state == "unfinished" else "",
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
+from rlzoo.gate.fingerprint import resume_command
 from rlzoo.journal.recorded import RecordedRollouts
 from rlzoo.journal.rollouts import rollout_file, transcripts
 from rlzoo.journal.run_directory import RunDirectory
@@ -266,5 +266,5 @@ class Run:
         """Instructions for resuming the run with a command or, if no plugin provides the rule's class, in Python."""
         kind, path = type(self.config.clip), str(self.directory.path)
         if kind in self.config.plugins.zoo.values():
-            return f"rlzoo train --resume --output {shlex.quote(path)}"
+            return resume_command(self.directory.path, self.facts)
         return f"rlzoo.train(config, resume=True) in Python, with the same class {kind.__qualname__} and output={path!r}"

@@ -66,18 +66,6 @@ def test_a_run_that_fails_to_start_leaves_nothing_on_screen(a_terminal):
     assert screen.text == "the end"
 
 
-def test_a_resumed_run_shows_its_earlier_curves(trained, a_terminal):
-    screen = a_terminal(80, 24)
-    first, *_, last = [row["response/length_mean"] for row in trained.metrics if "response/length_mean" in row]
-    with Screen(Plain(), TITLE, 4, trained.path) as display:
-        display.show(4, trained.metrics[4])
-    Plain().print("the end")
-    screen.wait_for("the end")
-    (line,) = [line for line in screen.text.split("\n") if line.startswith("response length")]
-    assert line.split()[-3:] == [f"{first:.1f}", "→", f"{last:.1f}"]
-    assert len(line.split()[2]) == 4
-
-
 def test_the_remaining_time_is_shown_from_the_first_step(a_terminal):
     a_terminal(80, 24)
     with Screen(Plain(), TITLE, 11) as display:

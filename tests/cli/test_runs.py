@@ -50,7 +50,7 @@ def test_a_list_of_nothing_is_no_error_and_a_missing_folder_is_one(rlzoo, refuse
     assert (code, json.loads(out)) == (0, [])
 
 
-def test_a_list_survives_files_that_vanish_and_clocks_that_are_no_times(folder, monkeypatch):
+def test_a_list_survives_files_that_vanish(folder, monkeypatch):
     lstat = Path.lstat
 
     def vanished(path):
@@ -61,10 +61,7 @@ def test_a_list_survives_files_that_vanish_and_clocks_that_are_no_times(folder, 
     summary = (folder / "done" / "summary.json").stat().st_size
     (before, *_) = list_runs(folder)
     monkeypatch.setattr(Path, "lstat", vanished)
-    for clock in ("NaN", "1e300", "-1e18"):
-        (folder / "open" / "metrics.jsonl").write_text(f'{{"step": 1, "time/clock": {clock}}}\n')
-        done, opened, _ = list_runs(folder)
-        assert (done["bytes"], opened["last step"], opened["step"]) == (before["bytes"] - summary, "", 1)
+    assert list_runs(folder)[0]["bytes"] == before["bytes"] - summary
 
 
 def test_a_list_fits_into_eighty_columns(folder, monkeypatch, capfd):

@@ -1,6 +1,7 @@
 """A resumed run names everything that has changed since it was started and that decides its numbers."""
 
 import json
+import shlex
 import shutil
 import sys
 
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import RunConfig, UserError
-from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
+from rlzoo.gate.fingerprint import check_unchanged, model_facts, resume_command, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import Upload
@@ -250,6 +251,10 @@ def test_a_changed_run_resumes_only_if_allowed(tmp_path):
         UserError, match=r"learner\.lr changed from 5e-05 to 0\.0001"
     ):  # the settings in config.yaml are the first
         rlzoo.train(RunConfig.compose([first.path / "config.yaml"], steps=3), resume=True)
+    *_, width, rate, steps = shlex.split(resume_command(first.path, read_fingerprint(first.path)))[::2]
+    assert (width, rate, steps) == ("clip.width_high=0.4", "learner.lr=5e-05", "steps=2")
+    changed = RunConfig.compose([first.path / "config.yaml"], overrides=[width, rate, steps])
+    assert check_unchanged(changed, run_facts(changed)) == []
 
 
 @pytest.mark.long
@@ -268,6 +273,16 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
     config = started(tmp_path / "run", clip="fspo-adaptive")
     changed = config.model_copy(update={"clip": config.clip.model_copy(update={"width_high": 0.9})})
     with pytest.raises(UserError, match=r"clip\.width_high changed from .* to 0\.9; undo this, or start a new run"):
+        check_unchanged(changed, run_facts(changed), allow_changed=True)
+
+
+@pytest.mark.parametrize("now", ["launch.processes=1", "launch.deepspeed=zero3"])
+def test_the_files_of_deepspeed_need_the_same_processes_and_stage(tmp_path, now):
+    before = ["launch.deepspeed=zero2", "launch.processes=2"]
+    started(tmp_path / "run", *before)
+    changed = quick(tmp_path / "run", clip="grpo", overrides=["tracking.mlflow=false", *before, now])
+    key, value = now.split("=")
+    with pytest.raises(UserError, match=f"{key} changed from .* to '?{value}'?; undo this, or start a new run"):
         check_unchanged(changed, run_facts(changed), allow_changed=True)
 
 

@@ -156,6 +156,11 @@ def test_replaying_the_files_of_a_run_equals_replaying_the_run(run, trained):
             assert repr(replay(found, rule).profile) == repr(replay(whole, rule).profile)  # NaN is not equal to itself
     with pytest.raises(UserError, match="two rollout files are for step"):
         RecordedRun.read([files[0], *files])
+    other = dataclasses.replace(RolloutFile.load(files[-1]), rule={"name": "gspo"})
+    other.save(run / "other.safetensors")
+    mixed = RecordedRun.read([*files[:-1], run / "other.safetensors"])
+    assert (mixed.rule, mixed.trained_with) == (None, "fspo, gspo")
+    assert "was trained with several rules, fspo, gspo" in mixed.problem
 
 
 def padded(chosen=None):

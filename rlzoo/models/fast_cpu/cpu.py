@@ -1,4 +1,4 @@
-"""Speeds up matrix products on CPUs by keeping freed memory and by replacing MKL with oneDNN where MKL is half as fast.
+"""Speeds up matrix products on CPUs by replacing MKL with oneDNN where MKL is half as fast.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
 bfloat16, supports AVX-512 on these CPUs.
@@ -6,10 +6,8 @@ bfloat16, supports AVX-512 on these CPUs.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,27 +27,15 @@ SMALLEST = 2**15
 PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
-
 
 def prepare_cpu(model: PreTrainedModel) -> None:
-    """Keep freed memory and use oneDNN where it is faster. Do nothing if the model is on a GPU or a GPU is available."""
+    """Use oneDNN where it is faster. Do nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())  # torch respects the affinity but not a container's quota
-    keep_freed_memory()
     if is_slow_with_mkl():
         use_onednn(model)
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep freed memory. Otherwise, the operating system zeroes the pages of every new large tensor."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
-        libc.mallopt(M_TOP_PAD, 2**26)
 
 
 @functools.cache
