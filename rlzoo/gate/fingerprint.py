@@ -133,9 +133,8 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
 
 def resume_command(run: Path, facts: Mapping[str, Any]) -> str:
     """Return the command that resumes a run, with the settings whose values in ``facts`` differ from those in config.yaml."""
-    started = flatten(parse_yaml(read_text(run / "config.yaml")))
-    settings = {key: value for key, value in facts.items() if " " not in key and key != "output"}
-    words = [f"{key}={json.dumps(value)}" for key, value in settings.items() if started.get(key) != value]
+    started = flatten(parse_yaml(read_text(run / "config.yaml"))) | {"output": facts.get("output")}  # a run may have moved
+    words = [f"{key}={json.dumps(value)}" for key, value in facts.items() if " " not in key and started.get(key) != value]
     return shlex.join(["rlzoo", "train", "--resume", "--output", str(run), *(part for one in words for part in ("--set", one))])
 
 

@@ -229,7 +229,8 @@ def _remedy(plan: Plan) -> str:
         *([] if plan.is_here else [("launch", "processes", 4 * number), ("launch", "processes", 16 * number)]),
     ]
     enough: dict[float, str] = {}
-    for chosen in itertools.chain(*(itertools.combinations(ways, size) for size in (1, 2, 3))):
+    combinations = itertools.chain(*(itertools.combinations(ways, size) for size in (1, 2, 3)))
+    for chosen in sorted(combinations, key=lambda chosen: any(key == "processes" for _, key, _ in chosen)):  # more devices last
         if len(enough) == 3 or (enough and len(chosen) == 3):
             break
         changed = functools.reduce(_changed, chosen, config)
