@@ -110,7 +110,6 @@ def _print(console: Plain, result: Study) -> None:
     console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
     for content in result.tables():
         console.print(report_table(content))
-    for note in result.notes:
-        console.print(note)
+    console.print("\n".join(result.notes))
     unmoved = result.rules[0].profile.unmoved
     console.print(f"{unmoved:.0%} of the responses had not moved yet, so no rule can clip them")

@@ -129,9 +129,8 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
     """Yield remarks that the user should see even if a run is valid, with their logging levels."""
     learner, steps, correction = config.learner, config.rollout.max_staleness, config.correction
     num_updates = config.steps * learner.num_minibatches * learner.num_epochs
-    if 0 < num_updates <= learner.warmup_updates:
-        warmup = f"learner.warmup_updates={learner.warmup_updates}"
-        yield logging.WARNING, f"{warmup}: the run ends within the warm-up, with update {num_updates}"
+    if 0 < num_updates < learner.warmup_updates:
+        yield logging.WARNING, f"learner.warmup_updates={learner.warmup_updates}: the run has fewer updates ({num_updates})"
     if learner.num_minibatches * learner.num_epochs == 1:
         yield (
             logging.WARNING,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import UserError, shown
-from rlzoo.core.zoo import log_once
 from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
@@ -71,6 +70,8 @@ def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool
     if not problems:
         raise UserError(f"{path}: no rows")
     if repeats:
+        from rlzoo.core.zoo import log_once  # imports torch
+
         log_once(f"{example}; number of repeated rows, which are not used: {repeats:,}")  # every run of a sweep reads its data
     return [problem for _, problem in problems.values()]
 

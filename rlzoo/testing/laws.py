@@ -1034,8 +1034,7 @@ def updates_keep_the_band_open(policy: ClipPolicy, inputs: ClipInputs) -> None:
         for sign in (-1, 1):
             first, last = data.clip_fraction(policy, inputs, sign), data.clip_fraction(current, inputs, sign)
             assert last <= max(first, 0.9 * data.clip_fraction(policy, far, sign)), (
-                f"after 100 updates, the rule clips as if its width were 0 where A {'<>'[sign > 0]} 0: does an update without "
-                "such responses count as one without clips?"
+                f"after 100 updates, the band is closed for A {'<>'[sign > 0]} 0: do updates without such responses close it?"
             )
 
 

@@ -80,7 +80,7 @@ def train(
         SystemExit: SIGTERM arrived; the code is 143.
     """
     if not hasattr(config, "task"):
-        raise UserError(f"train({shown(config)}): expected a configuration, such as RunConfig.compose(clip='fspo')")
+        raise UserError(f"train({shown(config)}): expected a configuration, such as RunConfig.compose(clip=NAME)")
     task = seeded(config.task, config.seed)
     is_main = os.environ.get("RANK", "0") == "0"
     try:

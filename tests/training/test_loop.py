@@ -227,11 +227,11 @@ def test_kl_in_the_reward_trains_and_is_recorded_token_by_token(tmp_path):
 
 
 def test_one_update_per_rollout_warns_that_the_clip_is_inert(tmp_path, caplog):
-    overrides = ["learner.num_minibatches=1", "learner.warmup_updates=1", "tracking.mlflow=false"]
+    overrides = ["learner.num_minibatches=1", "learner.warmup_updates=2", "tracking.mlflow=false"]
     with caplog.at_level(logging.WARNING, "rlzoo"):
         result = rlzoo.train(quick(tmp_path / "out", steps=1, overrides=overrides))
     assert "clip is inert: one update per rollout" in caplog.text
-    assert "learner.warmup_updates=1: the run ends within the warm-up, with update 1" in caplog.text
+    assert "learner.warmup_updates=2: the run has fewer updates (1)" in caplog.text
     assert result.metrics[1]["clip/fraction"] == 0.0
     assert result.metrics[1]["ratio/log_ratio_max"] < 1e-4
 
