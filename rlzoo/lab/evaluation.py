@@ -49,7 +49,7 @@ from rlzoo.rollout.types import RolloutGroup
 from rlzoo.support.atomic import write_text
 from rlzoo.support.distribution import version
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.suites import NUM_SUMS, SUITES, Suite, SuiteGrader, find_suite
+from rlzoo.tasks.suites import NUM_SUMS, Suite, SuiteGrader, find_suite
 from rlzoo.tasks.task import seeded
 
 logger = logging.getLogger("rlzoo")
@@ -135,7 +135,7 @@ def _run_of(path: str, overrides: Sequence[str], plugins: Sequence[str | Path]) 
     folder = user_path(path).absolute()
     file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
     if file is None:
-        raise UserError(f"{shown(path)} is not a run directory; choose a suite (--suite {', '.join(SUITES)}, or your own)")
+        raise UserError(f"{shown(path)} is no run: add --suite NAME, or use the task of a run: RUN --set model.path={path}")
     here = ["rollout.engine=hf", "rollout.recorded=null", "rollout.vllm.in_flight=false"]
     run = RunConfig.compose(file, overrides=[*here, *overrides], plugins=plugins, use_changed_plugins=False)
     for key in redacted_keys(run.model_dump(mode="json", include={"task"})):
@@ -240,7 +240,7 @@ def evaluate(
 
     Args:
         config: a complete configuration, or a model or run to pass to `EvaluationConfig.compose`.
-        output: directory of the evaluation; None for a directory named after the model and the seed.
+        output: directory of the evaluation; None for a directory named after the model and the settings.
         k: number of responses per problem, unless ``config`` is complete.
         against: directory of an earlier evaluation of the same problems, from which to compute the differences.
         experiment: MLflow experiment for the results; None to log nothing.
