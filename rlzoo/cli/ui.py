@@ -55,7 +55,7 @@ def ui(
             f"(ssh -L) to {HOST}, or add --allow-remote"
         )
     if not _is_local(host):
-        print(f"warning: who can reach {host!r} can read, change and delete every run without a password", file=sys.stderr)
+        print(f"warning: anyone who reaches {host!r} can read, change and delete every run without a password", file=sys.stderr)
     name = ANY_HOST.get(host, host)
     with suppress(OSError), socket.create_connection((name, port), timeout=1):
         raise UserError(f"port {port} is taken; choose another with --port")

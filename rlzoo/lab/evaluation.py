@@ -135,7 +135,7 @@ def _run_of(path: str, overrides: Sequence[str], plugins: Sequence[str | Path]) 
     folder = user_path(path).absolute()
     file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
     if file is None:
-        raise UserError(f"{shown(path)} is no run: add --suite NAME, or use the task of a run: RUN --set model.path={path}")
+        raise UserError(f"{shown(path)} is not a run: add --suite NAME, or use the task of a run: RUN --set model.path={path}")
     here = ["rollout.engine=hf", "rollout.recorded=null", "rollout.vllm.in_flight=false"]
     run = RunConfig.compose(file, overrides=[*here, *overrides], plugins=plugins, use_changed_plugins=False)
     for key in redacted_keys(run.model_dump(mode="json", include={"task"})):

@@ -170,7 +170,7 @@ def _check_same(child: Child) -> None:
         )
     facts = read_fingerprint(child.path)
     if edited := [name for name, value in file_facts(child.config).items() if facts.get(name) != value]:
-        raise UserError(f"{edited[0]} has changed since {str(child.path)!r} began; undo this, or remove it (rlzoo runs remove)")
+        raise UserError(f"{edited[0]} has changed since {str(child.path)!r} began; undo this or remove that run (runs remove)")
 
 
 @dataclass(slots=True)

@@ -359,7 +359,7 @@ def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
 
 def test_a_model_without_a_run_needs_a_suite_and_a_task_needs_held_out_problems(tmp_path, trained):
     for model in ("embedded", str(tmp_path)):
-        with pytest.raises(UserError, match=r"is no run: add --suite NAME, or use the task of a run"):
+        with pytest.raises(UserError, match=r"is not a run: add --suite NAME, or use the task of a run"):
             EvaluationConfig.compose(model, [])
     with pytest.raises(UserError, match="an evaluation has only the sections model, rollout and task"):
         own(trained, "learner.lr=1")
