@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from contextlib import redirect_stdout, suppress
 from types import FrameType
@@ -49,6 +50,7 @@ def main() -> NoReturn:
     # Accelerate imports DeepSpeed if it is installed, and DeepSpeed then prints the device that it detects to stdout
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _repeat_signal
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
@@ -103,6 +105,15 @@ def _complain(text: str) -> None:
 
 def _show_traceback() -> None:
     print(redact(traceback.format_exc()), end="", file=sys.stderr)
+
+
+def _repeat_signal(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if it arrived in a destructor, where Python drops exceptions."""
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(unraisable.exc_type)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+    else:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

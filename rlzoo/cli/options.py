@@ -24,6 +24,7 @@ Configs = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
+        metavar="NAME|FILE",
         help="Name of a shipped config, or a YAML file; may be repeated (later configs override earlier ones).",
     ),
 ]

@@ -102,13 +102,13 @@ def _picture(standings: Standings, console: Plain) -> Table:
     means = {name: pair.mean or 0.0 for name, pair in standings.pairs.items()}
     intervals = {name: pair.interval or (means[name], means[name]) for name, pair in standings.pairs.items()}
     edges = [0.0, *(end for ends in intervals.values() for end in ends)]
-    signs, spread = "│─●" if console.encoding.startswith("utf") else "|-o", max(edges) - min(edges) or 1.0
+    signs, spread = "│─┼●" if console.encoding.startswith("utf") else "|-+o", max(edges) - min(edges) or 1.0
     for name, ends in intervals.items():
         places = (round((WIDTH - 1) * (value - min(edges)) / spread) for value in (*ends, 0.0, means[name]))
         first, last, zero, dot = places
         bar = [" "] * WIDTH
-        bar[zero], bar[first : last + 1] = signs[0], signs[1] * (last + 1 - first)
-        bar[dot] = signs[2]
+        bar[first : last + 1] = signs[1] * (last + 1 - first)
+        bar[zero], bar[dot] = signs[0] if bar[zero] == " " else signs[2], signs[3]
         rows.add_row(name, "".join(bar))
     return rows
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.filesize import decimal
 
 from rlzoo.config.engines import engine_of
@@ -165,6 +166,9 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
     for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
             yield f"{setting}: {library} is not installed: {command}"
+    compiler = os.environ.get("CXX", "c++")  # DeepSpeed builds its communication on CPUs when a run starts
+    if launch.deepspeed is not None and not torch.cuda.is_available() and shutil.which(compiler) is None:
+        yield f"launch.deepspeed={launch.deepspeed!r}: the C++ compiler {compiler!r} was not found; install one, such as g++"
 
 
 def shortages(plan: Plan) -> Iterator[str]:

@@ -113,19 +113,23 @@ class RolloutRecorder:
         if self.number is None:
             self.number = math.ceil(trainer.state.global_step / trainer.updates_per_generation)
             if trainer.accelerator.is_main_process:
-                self._claim(resumed=trainer.state.global_step > 0)
+                self._claim(trainer)
         self.number += 1
 
-    def _claim(self, *, resumed: bool) -> None:
-        """Create the folder. Reject a folder that contains files unless the run is resumed."""
+    def _claim(self, trainer: RecordingTrainer) -> None:
+        """Create the folder. Reject a folder that contains files, unless they are from the same run with the same rule."""
         where = f"record_to={str(self.folder)!r}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             names = sorted(path.name for path in self.folder.iterdir())
         except OSError as error:
             raise UserError(f"{where} is not a writable folder: {error}") from error
-        if names and not resumed:
+        if names and trainer.state.global_step == 0:
             raise UserError(f"{where} already contains {names[0]!r}: choose a new or empty folder, or resume from a checkpoint")
+        if (last := f"{self.number:06d}.safetensors") in names:
+            before, rule = RolloutFile.load(self.folder / last).rule.get("name"), trainer.policy and trainer.policy.name
+            if rule != before:
+                raise UserError(f"{where} was recorded with {before}, not {rule}: resume with {before}, or choose a new folder")
 
     def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
         """Store this process's generation batch as it was sampled, before TRL shuffles and splits it."""

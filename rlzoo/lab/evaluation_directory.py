@@ -47,10 +47,9 @@ class EvaluationDirectory:
     def check(self, settings: Mapping[str, Any]) -> None:
         """Reject a directory with other content or an evaluation with different settings, before any work starts."""
         if (before := self.settings()) is not None and (changed := changed_settings(before, settings)):
-            raise UserError(
-                f"--output {str(self.path)!r} was created with different settings: {', '.join(changed[:3])}; "
-                "use the same settings to resume, or choose another --output"
-            )
+            what = ", ".join(changed[:3]).replace("rollout.group_size", "--k")
+            where = f"--output {str(self.path)!r} was created with different settings"
+            raise UserError(f"{where}: {what}; use the same settings to resume, or choose another --output")
 
     def settings(self) -> Mapping[str, Any] | None:
         """Return the stored settings, or None if the directory is missing or empty; raise `UserError` for any other content."""

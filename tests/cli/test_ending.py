@@ -1,4 +1,4 @@
-"""A signal that arrives while Python shuts down."""
+"""A signal that arrives while Python shuts down, or in a destructor."""
 
 import subprocess
 import sys
@@ -31,3 +31,25 @@ def test_an_ignored_signal_stays_ignored():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "went on" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_a_destructor_ends_the_command(name, code):
+    program = (
+        PROGRAM.partition("atexit.register")[0]
+        + """
+import time
+import rlzoo.cli.main as main
+
+class Freed:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+
+main.damage = lambda: (Freed(), time.sleep(30))[2:]
+main.entry()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(name=name)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")

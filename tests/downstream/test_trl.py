@@ -680,6 +680,9 @@ def test_a_folder_with_files_is_refused_and_a_resumed_run_continues_in_its_folde
     assert sorted(content) == ["000001.safetensors", "000002.safetensors"]
     with pytest.raises(UserError, match=r"already contains '000001\.safetensors': choose a new or empty folder, or resume"):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train()
+    other = ClipPolicyTrainer(policy="gspo", record_to=folder, **arguments(tmp_path, **settings))
+    with pytest.raises(UserError, match=r"recorded with fspo, not gspo: resume with fspo, or choose a new folder"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     again = ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert sorted(file.name for file in folder.iterdir()) == ["000001.safetensors", "000002.safetensors"]
