@@ -27,16 +27,13 @@ THEME = Theme(
 )
 
 
-WIDE = 1000  # columns of a file or a pipe, in which tables are not folded
-
-
 class Plain(Console):
     """A console without markup or highlighting. It leaves wrapping to the terminal, so a copied command stays on one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, theme=THEME, **options)
         if not (self.is_terminal or self.is_jupyter or "COLUMNS" in os.environ):
-            self.width = WIDE
+            self.width = 1000  # so that tables are not folded in a file or a pipe
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text without markup, highlighting or wrapping, and print anything else as rich does."""

@@ -57,7 +57,7 @@ def fairness(
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
     console.print(report_table(tables[0]))
-    console.print("S: sum over a response of L tokens; sd: standard deviation; to sampler: of the old model to the sampler\n")
+    console.print("S: summed log-ratio of a response; L: its length; sd: standard deviation\n")
     console.print(
         f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )

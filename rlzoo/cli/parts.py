@@ -59,7 +59,7 @@ def _list(kind: Kind, plugins: list[str] | None, as_json: bool) -> None:
         more += "" if entry.plugin.bundled else f"  {row['from']}"
         name, *others = (f"{row[name]!s:<{width}}" for name, width in widths.items())
         console.print(Text.assemble((name, "bold"), *(f"  {cell}" for cell in others), (more, "dim")))
-        console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
+        console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6), expand=False))
 
 
 def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> None:
@@ -81,12 +81,12 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
         if is_rule and (lines := _in_races(plugin.name)):
             console.print("\nResults of `rlzoo race`", style="bold")
             for line in lines:
-                console.print(Padding(Text(line), (0, 0, 0, 2)))
+                console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
         for title, notes in (("Watch these metrics", getattr(plugin, "watch", {})), ("Laws it opts out of", plugin.exempt)):
             if notes:
                 console.print(f"\n{title}", style="bold")
             for key, text in notes.items():
-                console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
+                console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2), expand=False))
 
 
 def _as_dict(shelf: Shelf[Any], entry: Entry[Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.kinds import CLIPS
-from rlzoo.cli.options import AsJson, Cpus, Gpus, On, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.options import Cpus, Gpus, On, Quiet, lasting_output, loading, names_in
 from rlzoo.cli.sweep import executor, finish
 from rlzoo.cli.tables import report_table, table
 from rlzoo.core.errors import RunError, UserError
@@ -74,7 +73,7 @@ def run(
 
 
 @app.command("show")
-def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> None:
+def show(track: TrackName, output: Output = FOLDER) -> None:
     """Print the table of a track. Results in the folder of the races replace shipped ones."""
     with loading():
         from rlzoo.lab.results import SHIPPED, Standings
@@ -82,12 +81,6 @@ def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> 
     standings = Standings.of(Track.read(track), [*SHIPPED, output])
     if not standings.results:
         raise UserError(f"no results for the track {track}; make one with: rlzoo race run --track {track} --clip NAME")
-    if as_json:
-        rows = [
-            {"rule": result.rule, **result.summary(), "scores": standings.scores[result.rule]} for result in standings.results
-        ]
-        print(json.dumps({"track": track, "notes": standings.sentences(), "rules": rows}, indent=2))
-        return
     console = Plain()
     for sentence in standings.sentences():
         console.print(sentence)

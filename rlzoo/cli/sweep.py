@@ -84,13 +84,14 @@ def sweep(
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:
-    """Print the settings that differ between the rules, with every axis of the grid at its first value."""
+    """Print the settings that differ between the rules, with every axis of the grid at its last value."""
     from rlzoo.lab.compare import other_differences
     from rlzoo.lab.runs import resolved_settings
 
-    first_of_each_rule = sweep.children[: sweep.num_compared : sweep.num_compared // len(sweep.clips)]
-    configs = [child.config for child in first_of_each_rule]
-    for note in other_differences([resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs]):
+    configs = {child.config.clip.name: child.config for child in sweep.children}.values()
+    for note in other_differences(
+        [resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs.values()]
+    ):
         console.print(note)
 
 

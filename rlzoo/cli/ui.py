@@ -24,12 +24,7 @@ ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that stand for all addresses,
 
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; if other machines can reach it, --allow-remote is required.")
-    ] = HOST,
-    allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
-    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; whoever can reach it needs no password.")] = HOST,
 ) -> None:
     """Start MLflow's UI for the runs. By default, only this machine can reach it.
 
@@ -49,13 +44,9 @@ def ui(
         )
     if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
         raise UserError(f"{CHECKS_OFF} is set, so MLflow would not check the host and origin of requests; unset it")
-    if not (allow_remote or _is_local(host)):
-        raise UserError(
-            f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel "
-            f"(ssh -L) to {HOST}, or add --allow-remote"
-        )
     if not _is_local(host):
-        print(f"warning: anyone who reaches {host!r} can read, change and delete every run without a password", file=sys.stderr)
+        warning = f"anyone who reaches {host!r} can read, change and delete every run without a password"
+        print(f"warning: {warning}; a tunnel (ssh -L) to {HOST} is safer", file=sys.stderr)
     name = ANY_HOST.get(host, host)
     with suppress(OSError), socket.create_connection((name, port), timeout=1):
         raise UserError(f"port {port} is taken; choose another with --port")

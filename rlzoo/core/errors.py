@@ -117,9 +117,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         section = _section(model, location[:-1])
         allowed = list(section.model_fields) if section else []
         elsewhere = [] if prefix else keys_called(location[-1], model)
-        dotted = (
-            "" if "/" in prefix else key.removesuffix(location[-1])
-        )  # --set needs the complete key, but the notation rule/key:value does not
+        dotted = "" if "/" in prefix else key.removesuffix(location[-1])  # --set needs the whole key; rule/key:value does not
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed, dotted)
         listed = f" (allowed: {', '.join(allowed)})"
         return f"unknown key {key!r}{hint or listed}"
@@ -131,8 +129,10 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     return f"{key}={shown(first['input'])}: {message[:1].lower()}{message[1:]}"
 
 
-def first_mistake(error: ValidationError) -> str:
-    """Format the first problem that pydantic found in data written by a program: where it is, and what is expected there."""
+def first_mistake(error: ValidationError | OSError) -> str:
+    """Format why a program's data cannot be read: the system's reason, or the first wrong value and what is expected there."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
     first = error.errors()[0]
     where = ".".join(str(key) for key in first["loc"])
     message = str(first["msg"])

@@ -166,9 +166,8 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
     for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
             yield f"{setting}: {library} is not installed: {command}"
-    compiler = os.environ.get("CXX", "c++")  # DeepSpeed builds its communication on CPUs when a run starts
-    if launch.deepspeed is not None and not torch.cuda.is_available() and shutil.which(compiler) is None:
-        yield f"launch.deepspeed={launch.deepspeed!r}: the C++ compiler {compiler!r} was not found; install one, such as g++"
+    if launch.deepspeed and not torch.cuda.is_available() and not shutil.which(os.environ.get("CXX", "c++")):
+        yield f"launch.deepspeed={launch.deepspeed!r}: on a CPU, DeepSpeed needs a C++ compiler: install g++, or set CXX"
 
 
 def shortages(plan: Plan) -> Iterator[str]:

@@ -55,8 +55,7 @@ class RunState:
         try:
             state = TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
         except (OSError, ValidationError) as error:
-            what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
-            raise UserError(f"{str(folder / FILE)!r} is not a valid run state: {what}") from error
+            raise UserError(f"{str(folder / FILE)!r} is not a valid run state: {first_mistake(error)}") from error
         return state
 
 

@@ -101,11 +101,6 @@ class Sweep:
         for child in (child for child in self.children if not child.is_finished):
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
-    @property
-    def num_compared(self) -> int:
-        """The number of rules, or of combinations of a rule and grid values, that the sweep compares."""
-        return len(self.children) // len(self.seeds)
-
     def _children(self) -> Iterator[Child]:
         for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid, self.overrides)):
             words = [clip, *(f"{key.rpartition('.')[2]}={value}" for key, value in setting.items()), str(seed)]

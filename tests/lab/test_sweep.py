@@ -250,7 +250,6 @@ def test_a_set_option_holds_for_every_task_of_a_grid(tmp_path):
 def test_steps_are_an_axis_unless_an_option_sets_them(tmp_path):
     sweep = Sweep(tmp_path, ("grpo",), (0, 1), grid=("steps=5,6",))
     assert [(child.name, child.config.steps) for child in sweep.children[:2]] == [("grpo-steps=5-0", 5), ("grpo-steps=6-0", 6)]
-    assert sweep.num_compared == 2
 
 
 def test_the_home_folder_is_expanded_in_the_path_of_a_sweep(tmp_path, monkeypatch):

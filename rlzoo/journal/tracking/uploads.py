@@ -146,9 +146,8 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
         advice = remedy(error, "if you remove it, the run is logged to MLflow again")
-        raise UserError(f"{str(file)!r} cannot be read: {what}; {advice}") from error
+        raise UserError(f"{str(file)!r} cannot be read: {first_mistake(error)}; {advice}") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
