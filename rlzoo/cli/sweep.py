@@ -89,9 +89,7 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
     from rlzoo.lab.runs import resolved_settings
 
     configs = {child.config.clip.name: child.config for child in sweep.children}.values()
-    for note in other_differences(
-        [resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs.values()]
-    ):
+    for note in other_differences([resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs]):
         console.print(note)
 
 
