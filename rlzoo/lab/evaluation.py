@@ -447,7 +447,7 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     }
     params = {**config.settings(), "limit": config.limit}
     metrics = {name: value for result in evaluation.results for name, value in result.metrics().items()}
-    record = Upload.new(experiment, evaluation.path.name, tags=tags, params=params, files=("settings.yaml",))
+    record = Upload.new(experiment, f"eval {evaluation.path.name}", tags=tags, params=params, files=("settings.yaml",))
     replace(record, status="FINISHED", ended=time.time(), metrics=metrics).write(evaluation.path)
     with connected(f"log the results with: rlzoo sync {shlex.quote(str(evaluation.path))}"):
         Sync(evaluation.path, tracking_uri()).send(is_over=True)
