@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 gain: {score} minus {score} before training
-IQM: mean without the highest and lowest quarters of the seeds
+IQM: mean without the highest and lowest quarters of the seeds, with interval
 clip: clipped share of responses or tokens; {match}: length error at this share,
 0 if all lengths are clipped equally; noise: expected error in that case
 len: tokens per response; s: seconds per run"""

@@ -37,7 +37,7 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
             name = drawn.name if length == next(iter(drawn.edges)) else ""
             rows.add_row(name, str(length), *(_cell(end, "+.3g") for end in (edge.high, edge.inward, edge.low, edge.ceiling)))
     console.print("log-ratio at which the gradient ends, by response length L", style="bold")
-    console.print("(of a token, or the sum or mean over a response, depending on the rule)", style="dim")
+    console.print("(of a token, or a response's sum or mean, depending on the rule; progress is 0.5)", style="dim")
     console.print(rows)
     ratios = list(portraits[0].positive)
     weights = table("<", "<", *(f">{ratio:g}" for ratio in ratios))

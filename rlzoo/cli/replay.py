@@ -104,10 +104,7 @@ def replay(
 
 
 def _print(console: Plain, result: Study) -> None:
-    run = result.run
-    matched = f", every rule at a clip fraction of {result.goal}" if result.match else ""
-    steps = f" after step {result.skip_steps}" if result.skip_steps else ""
-    console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
+    console.print(result.about)
     for content in result.tables():
         console.print(report_table(content))
     console.print("\n".join(result.notes))

@@ -23,7 +23,7 @@ def list_(
     folder: Annotated[Path, typer.Argument(help="Folder that contains runs, at any depth.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List runs, with progress, time, scores and size. Also prints the command that resumes each unfinished run."""
+    """List runs, with progress, seconds in steps, scores and size. Also prints the command that resumes each unfinished run."""
     with loading():
         from rlzoo.lab.runs import list_runs
         from rlzoo.measure.report import Row, Table

@@ -44,7 +44,10 @@ def ui(
         )
     if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
         raise UserError(f"{CHECKS_OFF} is set, so MLflow would not check the host and origin of requests; unset it")
-    if not _is_local(host):
+    is_local = host == "localhost"  # any other name may stand for any address
+    with suppress(ValueError):
+        is_local |= ipaddress.ip_address(host).is_loopback
+    if not is_local:
         warning = f"anyone who reaches {host!r} can read, change and delete every run without a password"
         print(f"warning: {warning}; a tunnel (ssh -L) to {HOST} is safer", file=sys.stderr)
     name = ANY_HOST.get(host, host)
@@ -64,11 +67,3 @@ def ui(
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
     print(f"In about ten seconds, open {page}", flush=True)
     os.execve(sys.executable, command, environment)  # the server needs none of the libraries imported here
-
-
-def _is_local(host: str) -> bool:
-    """Return whether only this machine can reach a host. A name other than localhost may stand for any address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

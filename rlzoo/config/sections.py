@@ -318,6 +318,3 @@ class TrackingConfig(Settings):
         description="steps between logged pages of completions; the last step always has one; 0: only for the last step",
     )
     completions: int = Field(4, ge=0, description="number of prompts on each page of completions; 0: no pages")
-    metrics: Literal["curated", "all"] = Field(
-        "curated", description="metrics to send to MLflow (docs/reference/metrics.md); metrics.jsonl has all of them"
-    )

@@ -267,5 +267,5 @@ def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
     size, held_out = (task.num_problems(held_out=side) for side in (False, True))
     held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
     counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"
-    few = f"eval.num_problems={wanted} exceeds the number of held-out questions, {held_out:,}; add questions, or lower it"
+    few = f"eval.num_problems={wanted}: only {held_out:,} questions are held out and evaluated; add questions, or lower it"
     return [(logging.INFO, counts), *([(logging.WARNING, few)] if held_out < wanted else [])]

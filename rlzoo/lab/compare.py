@@ -17,7 +17,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import not_comparable, replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
 from rlzoo.lab.study import Progress, plain
-from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
+from rlzoo.measure.comparison import MIN_SEEDS, Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import Row, Table, Tabular
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
@@ -113,7 +113,7 @@ class Comparison(Tabular):
         # a rule that clips parts of responses has a smaller error simply because it averages over more decisions
         kinds = {parts: [rule for rule in self.rules if rule.errors and rule.clips_parts == parts] for parts in (False, True)}
         for parts, kind in kinds.items():
-            if len(kind) > 1:
+            if min((len(rule.errors) for rule in kind), default=0) >= MIN_SEEDS and len(kind) > 1:
                 unit = "tokens or turns" if parts else "whole responses"
                 which = f" of the rules that clip {unit}" if all(kinds.values()) else ""
                 sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
@@ -140,8 +140,13 @@ class Comparison(Tabular):
         for pair in self.pairs:
             numbers = (pair.mean, pair.interval, pair.adjusted_p_value)
             pairs.append([pair.first, pair.second, pair.num_seeds, *numbers, pair.verdict])
-        contents = zip(TABLES.items(), (scores, pairs, errors, costs, runs), strict=True)
-        return [Table(title or self.score, columns, rows) for (title, columns), rows in contents]
+        notes = (
+            "the mean has a Student's t interval over the seeds, the IQM that of a trimmed mean",
+            "paired by seed; each interval is for one pair, without correction; p: paired t-test after Holm's correction",
+            f"matched: at clip fraction {self.match}{' for each sign' * self.by_sign}; lowest and highest: over the seeds",
+        )
+        contents = zip(TABLES.items(), (*notes, "", ""), (scores, pairs, errors, costs, runs), strict=True)
+        return [Table(title or self.score, columns, rows, note) for (title, columns), note, rows in contents]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON-serialisable data. Unknown numbers are None."""

@@ -121,7 +121,7 @@ def _facts(path: Path) -> dict[str, Any]:
     with suppress(UserError):  # `rlzoo train --resume` reports the error
         metrics = read_metrics(path / "metrics.jsonl") or metrics
     summary, settings = read_mapping(path / "summary.json"), flatten(read_mapping(path / "config.yaml", parse_yaml))
-    run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), summary)
+    run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), {})
     is_over = settings and summary.get("finished")
     state = "running" if is_locked(path) else "finished" if is_over else "unfinished"
     size = 0

@@ -46,6 +46,13 @@ class Study(Tabular):
         return f"{self.match}{signs}{f', except {missed}' if missed else ''}"
 
     @property
+    def about(self) -> str:
+        """The recorded responses, and how the rules were applied to them."""
+        matched = f", every rule at a clip fraction of {self.goal}" if self.match else ""
+        steps = f" after step {self.skip_steps}" if self.skip_steps else ""
+        return f"{self.run.num_responses:,} recorded responses in {self.run.path}{steps}{matched}"
+
+    @property
     def notes(self) -> list[str]:
         """The widths of each rule, and which length errors must not be compared."""
         widths = [f"{rule.label}: {rule.note or rule.widths or 'no width'}" for rule in self.rules]
@@ -88,7 +95,7 @@ class Study(Tabular):
             corrected = profile.lre.conditional.max.corrected if profile.lre else None
             errors.append([rule.label, profile.lre_max, corrected, *profile.other_errors])
         columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess"]
-        yield Table("", columns, totals)
+        yield Table("", columns, totals, self.about)
         yield Table("parts of the length reweighting error", ["rule", "given sign", "corrected", "by signs", "total"], errors)
         by_length: list[Row] = [[rule.label, *rule.profile.both.fraction] for rule in self.rules]
         lengths = self.rules[0].profile.bin_labels()

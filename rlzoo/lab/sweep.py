@@ -159,12 +159,14 @@ def _check_same(child: Child) -> None:
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; choose another --output")
     asked = parse_yaml(child.config.to_yaml())
-    if changed := changed_settings(before, asked | {key: before.get(key) for key in ("output", "tracking")}):
+    free = ("output", "tracking", *(("plugins",) if child.is_finished else ()))  # a finished run allows more plugins
+    if changed := changed_settings(before, asked | {key: before.get(key) for key in free}):
         raise UserError(
             f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"
         )
-    facts = read_fingerprint(child.path)
-    if edited := [name for name, value in file_facts(child.config).items() if facts.get(name) != value]:
+    facts, now = read_fingerprint(child.path), file_facts(child.config)
+    names = [*(name for name in facts if name.startswith("plugin ")), *(now.keys() & facts if child.is_finished else now)]
+    if edited := [name for name in names if facts.get(name) != now.get(name)]:
         raise UserError(f"{edited[0]} has changed since {str(child.path)!r} began; undo this or remove that run (runs remove)")
 
 

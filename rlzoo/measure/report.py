@@ -29,6 +29,7 @@ class Table:
     caption: str  # may be empty
     columns: Sequence[str]
     rows: Sequence[Row]
+    note: str = ""  # how the numbers were obtained
 
     def flat(self) -> tuple[list[str], list[Row]]:
         """Return the column names and the rows. An interval takes two columns, and an unknown number is None."""
@@ -106,7 +107,7 @@ def number(value: Cell) -> str:
     if isinstance(value, tuple):
         return " to ".join(map(number, value))
     if isinstance(value, float):
-        return f"{value:{'.3f' if 0.0095 <= abs(value) < 9.9995 else '.3g' if abs(value) < 999.5 else ',.0f'}}"
+        return f"{value:{'.3f' if 0.0005 <= abs(value) < 9.9995 else '.3g' if abs(value) < 999.5 else ',.0f'}}"
     return f"{value:,}" if isinstance(value, int) else value
 
 

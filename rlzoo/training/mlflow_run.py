@@ -23,7 +23,6 @@ def upload_of(run: Run) -> Upload:
         tags={**run_tags(run), NOTE: describe_run(title, path.resolve())},
         params=config.model_dump(mode="json"),
         files=("config.yaml", "metrics.jsonl"),
-        curves=settings.metrics,
     )
 
 

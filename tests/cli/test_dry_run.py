@@ -57,7 +57,7 @@ def test_the_plan_counts_questions_and_warns_if_too_few_are_held_out(rlzoo):
     assert code == 0
     assert re.findall("^note +(.*)$", err, re.MULTILINE)[:2] == [
         "task arithmetic: endless training questions, 1 held out",
-        "eval.num_problems=9 exceeds the number of held-out questions, 1; add questions, or lower it",
+        "eval.num_problems=9: only 1 questions are held out and evaluated; add questions, or lower it",
     ]
 
 

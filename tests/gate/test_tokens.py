@@ -242,7 +242,7 @@ def test_a_run_reports_the_number_of_training_and_held_out_questions(tmp_path, m
     settings = {"path": str(tmp_path / "train.jsonl"), "eval_path": str(tmp_path / "eval.jsonl"), "template": "{question}"}
     file = build_task({"name": "math_file", "reward": "any_reward:pay", "seed": 0, **settings})
     counts = (logging.INFO, "task math_file: 11 training questions, 4 held out")  # 3+1 is in both files
-    few = "eval.num_problems=5 exceeds the number of held-out questions, 4; add questions, or lower it"
+    few = "eval.num_problems=5: only 4 questions are held out and evaluated; add questions, or lower it"
     sums = build_task({"name": "arithmetic", "operand_max": 3, "num_operands_max": 2, "seed": 0})  # 9 sums
     number = len(sums.held_out_problems(9))
     for task, wanted, said in (
@@ -251,4 +251,4 @@ def test_a_run_reports_the_number_of_training_and_held_out_questions(tmp_path, m
         (sums, number, [(logging.INFO, f"task arithmetic: endless training questions, {number} held out")]),
     ):
         assert question_counts(task, wanted) == said
-    assert f"eval.num_problems=9 exceeds the number of held-out questions, {number}; " in question_counts(sums, 9)[-1][1]
+    assert f"eval.num_problems=9: only {number} questions are held out " in question_counts(sums, 9)[-1][1]

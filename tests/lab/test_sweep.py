@@ -15,6 +15,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep, parse_seeds, run_children, slots
+from tests.cli.conftest import HOOK, SOUND
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
 COMMAND = ["sweep", "--jobs", "2"]
@@ -281,6 +282,29 @@ def test_a_run_with_an_edited_reward_is_not_reused(tmp_path, monkeypatch):
     reward.write_text("def score(problem, response):\n    return 500.0\n")
     with pytest.raises(UserError, match=r"swept_reward\.py has changed since .*fspo-0' began; undo this"):
         Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides)
+
+
+def test_a_plugin_can_be_added_to_a_sweep_whose_runs_are_finished(tmp_path):
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(SOUND + HOOK.format("Plain"))
+    second.write_text((SOUND + HOOK.format("Plain")).replace('"plain"', '"other"'))
+    (child,) = Sweep(tmp_path / "race", ("plain",), (0,), overrides=QUICK, plugins=(str(first),)).children
+    RunDirectory.create(child.path, child.config.to_yaml(), (), run_facts(child.config)).close()
+
+    def more():
+        return Sweep(tmp_path / "race", ("plain", "other"), (0,), overrides=QUICK, plugins=(str(first), str(second)))
+
+    with pytest.raises(UserError, match="has different settings: plugins"):  # the run would be resumed with another plugin
+        more()
+    (child.path / "metrics.jsonl").touch()
+    (child.path / "summary.json").write_text(json.dumps({"finished": True, "steps": child.config.steps}))
+    assert [one.is_begun for one in more().children] == [True, False]
+    first.write_text(first.read_text() + "# edited\n")
+    with pytest.raises(UserError, match=r"plugin first\.py has changed since .*plain-0' began"):
+        more()
+    first.rename(tmp_path / "renamed.py")
+    with pytest.raises(UserError, match=r"plugin first\.py has changed since"):
+        Sweep(tmp_path / "race", ("plain",), (0,), overrides=QUICK, plugins=(str(tmp_path / "renamed.py"),))
 
 
 REWARD = """

@@ -11,7 +11,7 @@ import rlzoo
 from rlzoo import RunConfig, UserError
 from rlzoo.core.errors import RunError
 from rlzoo.journal.rollout_file import RolloutFile
-from rlzoo.journal.tracking.rows import is_curated
+from rlzoo.journal.tracking.rows import is_curve
 from tests import oracle
 from tests.rules import few
 from tests.training.short import interrupted, lines, quick, resumes_after, without_times
@@ -112,7 +112,7 @@ def assert_recorded(path, step, metrics):
     graded_parts = {name: values[graded.numpy()] for name, values in parts.items()}
     expected = oracle.gdpo(graded_parts, {"short": 0.5}, file.group_ids[graded].numpy())
     np.testing.assert_allclose(file.advantages[graded][:, None], expected, rtol=1e-4, atol=1e-5)
-    assert is_curated("reward/parts/right")
+    assert is_curve("reward/parts/right")
 
 
 @pytest.mark.long

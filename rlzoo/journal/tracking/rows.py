@@ -9,17 +9,15 @@ import zlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 LARGEST_CALL = 1000  # maximum number of metrics in one call, which is MLflow's own limit
 
-Curves = Literal["curated", "all"]  # which metrics of a step are sent: all, or only those that are useful as curves
-
 LEFT_OUT = ("learner/objective", "eval/accuracy_se", "fairness/lre_composition_mean", "fairness/lre_total_mean")
-"""Prefixes of metrics that are not curated. Interval bounds are not curated either."""
+"""Prefixes of metrics that are not sent, because they are not useful as curves. Interval bounds are not sent either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""Prefixes of curated metrics for bins of length or number of turns. Other such metrics are only in ``metrics.jsonl``."""
+"""Prefixes of metrics for bins of length or number of turns that are sent. Others are only in ``metrics.jsonl``."""
 
 
 class Lines:
@@ -47,13 +45,13 @@ class Points:
     arrived. In that case, create a new object, which queries the store again.
     """
 
-    def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
-        self._client, self._run_id, self._kind = client, run_id, kind
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
         self._last: dict[str, int] = {}  # last step of each metric in the store
 
     def send(self, rows: Iterable[Mapping[str, float]]) -> int:
         """Send the rows that the store does not have, and return their number. Rows must be in order."""
-        new = [points(row, self._kind) for row in rows if self._is_new(row)]
+        new = [points(row) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
         for start in range(0, len(new), size):  # a call may fail, so each call sends whole rows
             batch = [point for row in new[start : start + size] for point in row]
@@ -61,32 +59,31 @@ class Points:
         return len(new)
 
     def _is_new(self, row: Mapping[str, float]) -> bool:
-        name = next(iter(curves(row, self._kind)), None)
+        name = next(iter(curves(row)), None)
         if name is not None and name not in self._last:
             history = self._client.get_metric_history(self._run_id, accepted_name(name))
             self._last[name] = max((point.step for point in history), default=-1)
         return name is not None and row["step"] > max(self._last.values())
 
 
-def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
+def curves(row: Mapping[str, float]) -> dict[str, float]:
     """From a row, return the metrics that should be sent."""
-    others = ("step", "time/clock")
-    return {key: row[key] for key in row if key not in others and (kind == "all" or is_curated(key))}
+    return {key: row[key] for key in row if key not in ("step", "time/clock") and is_curve(key)}
 
 
-def is_curated(name: str) -> bool:
+def is_curve(name: str) -> bool:
     """Whether a metric is useful as a curve."""
     if name.endswith(("_ci_low", "_ci_high")) or name.startswith(LEFT_OUT):
         return False
     return not any(kind in name for kind in ("length_bin_", "num_turns_bin_")) or name.startswith(BY_BIN)
 
 
-def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
+def points(row: Mapping[str, float]) -> list[Any]:
     """Convert a row to MLflow metrics."""
     from mlflow.entities import Metric
 
     stamp, step = int(row.get("time/clock", 0.0) * 1000), int(row["step"])
-    return [Metric(accepted_name(key), value, stamp, step) for key, value in curves(row, kind).items()]
+    return [Metric(accepted_name(key), value, stamp, step) for key, value in curves(row).items()]
 
 
 @cache

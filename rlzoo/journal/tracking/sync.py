@@ -90,7 +90,7 @@ class Sync:
         params = {accepted_name(key): value for key, value in upload.params.items()}
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
-        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, upload.curves)
+        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id)
         try:
             self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
         except RunError as error:
@@ -139,6 +139,6 @@ class Sync:
         """Send the whole-run metrics and the status, which are complete only when the run ends."""
         client, run_id = self._client, str(self.uploaded.run_id)
         last = {"step": upload.step, "time/clock": upload.ended or 0.0, **upload.metrics}
-        Points(client, run_id, upload.curves).send([last])
+        Points(client, run_id).send([last])
         status = "KILLED" if upload.status == "RUNNING" else upload.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if upload.ended is None else int(upload.ended * 1000))

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from rlzoo.config.redaction import redact, redact_settings, without_userinfo
 from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.core.settings import flatten
-from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text, writing
 from rlzoo.support.reading import remedy
 
@@ -45,7 +44,6 @@ class Upload:
     params: dict[str, str]  # dotted keys, as in --set
     started: float  # start time in seconds since 1970
     files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
-    curves: Curves = "all"
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged

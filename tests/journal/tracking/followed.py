@@ -23,7 +23,6 @@ def three_steps(tmp_path):
         tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
         params={"clip": {"width": 1}},
         files=("config.yaml", "metrics.jsonl"),
-        curves="curated",
     )
     record.write(tmp_path)
     return tmp_path

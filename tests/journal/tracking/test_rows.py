@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from rlzoo import load_zoo
-from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, accepted_name, curves, is_curated
+from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, accepted_name, curves, is_curve
 from rlzoo.journal.tracking.uploads import tracking_uri
 
 CONTRACT = [
@@ -21,13 +21,13 @@ CONTRACT = [
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_a_metric_that_other_code_relies_on_is_sent(name):
-    assert is_curated(name)
+    assert is_curve(name)
 
 
 @pytest.mark.parametrize("name", load_zoo())
 def test_the_metrics_to_watch_with_a_policy_are_sent(name):
     for metric in load_zoo()[name].watch:
-        assert is_curated(re.sub(r"<k>", "0", metric)), metric
+        assert is_curve(re.sub(r"<k>", "0", metric)), metric
 
 
 def test_interval_bounds_and_most_metrics_by_length_are_not_curves():
@@ -39,8 +39,7 @@ def test_interval_bounds_and_most_metrics_by_length_are_not_curves():
         ],
         0.0,
     )  # fmt: skip
-    assert set(curves(row, "curated")) == {"reward/mean", "clip/fraction_length_bin_0"}
-    assert set(curves(row, "all")) == set(row) - {"step", "time/clock"}
+    assert set(curves(row)) == {"reward/mean", "clip/fraction_length_bin_0"}
 
 
 @pytest.mark.timeout(60)
@@ -51,7 +50,7 @@ def test_a_row_larger_than_a_call_is_sent_and_so_are_those_after_it(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     client = MlflowClient(tracking_uri())
     run_id = client.create_run(client.create_experiment("wide")).info.run_id
-    assert Points(client, run_id, "all").send(Lines(file).added()) == 3
+    assert Points(client, run_id).send(Lines(file).added()) == 3
     assert len(client.get_run(run_id).data.metrics) == LARGEST_CALL + 1
     assert [metric.step for metric in client.get_metric_history(run_id, "m0")] == [0, 1, 2]
 
@@ -79,7 +78,7 @@ NAMES = [
 def test_every_name_becomes_one_that_mlflow_accepts(name):
     client = MlflowClient(tracking_uri())
     run_id = client.create_run(client.create_experiment("names")).info.run_id
-    Points(client, run_id, "all").send([{"step": 1, name: 0.5, "reward/mean": 0.25}])
+    Points(client, run_id).send([{"step": 1, name: 0.5, "reward/mean": 0.25}])
     assert client.get_run(run_id).data.metrics == {accepted_name(name): 0.5, "reward/mean": 0.25}
 
 
