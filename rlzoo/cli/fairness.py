@@ -57,7 +57,6 @@ def fairness(
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
     console.print(report_table(tables[0]))
-    console.print("S: summed log-ratio of a response; L: its length; sd: standard deviation\n")
     console.print(
         f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )
@@ -81,4 +80,4 @@ def _drift_table(drift: Drift) -> Table:
         ["sd S/L", *drift.sigma_mean],
         ["sd to sampler", *drift.mismatch],
     ]
-    return Table("log-ratio S by length in tokens", ["", *labels(drift.edges)], rows)
+    return Table("summed log-ratio S and its standard deviation, sd, by length L in tokens", ["", *labels(drift.edges)], rows)

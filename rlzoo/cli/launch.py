@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -44,7 +45,7 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
         command = ["-m", "rlzoo", "train", "--config", str(file), *options]
         if resume:
             command += ["--resume", "--output", str(config.output)]
-        _run(processes, command, _environment(processes, config))
+        _run(processes, command, _environment(processes, config), config.output)
 
 
 def end_with_the_launcher() -> None:
@@ -73,7 +74,7 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def _run(processes: int, command: list[str], environment: dict[str, str]) -> None:
+def _run(processes: int, command: list[str], environment: dict[str, str], output: Path | None) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -96,6 +97,8 @@ def _run(processes: int, command: list[str], environment: dict[str, str]) -> Non
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
         hint = "; the system kills processes when memory runs out" if name == "SIGKILL" else ""
+        if output and (output / "config.yaml").is_file():
+            hint += f"; resume with: rlzoo train --resume --output {shlex.quote(str(output))}"
         print_error(f"rlzoo: process {rank} of {processes} was killed ({name}), and the others were stopped{hint}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:

@@ -79,7 +79,10 @@ def main() -> NoReturn:
         sys.exit(FAILED)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a mistake on the command line; typer's errors have no public names
-            _show_traceback()
+            if "RANK" in os.environ and "peer" in str(error):  # the launcher names the process that was killed
+                _complain(f"the connection to another process broke: {error}")
+            else:
+                _show_traceback()
             sys.exit(FAILED)
         from rlzoo.cli.usage import explain_usage
 

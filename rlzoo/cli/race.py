@@ -97,8 +97,8 @@ def _picture(standings: Standings, console: Plain) -> Table:
     edges = [0.0, *(end for ends in intervals.values() for end in ends)]
     signs, spread = "│─┼●" if console.encoding.startswith("utf") else "|-+o", max(edges) - min(edges) or 1.0
     for name, ends in intervals.items():
-        places = (round((WIDTH - 1) * (value - min(edges)) / spread) for value in (*ends, 0.0, means[name]))
-        first, last, zero, dot = places
+        values = (*ends, 0.0, means[name])
+        first, last, zero, dot = (round((WIDTH - 1) * (value - min(edges)) / spread) for value in values)
         bar = [" "] * WIDTH
         bar[first : last + 1] = signs[1] * (last + 1 - first)
         bar[zero], bar[dot] = signs[0] if bar[zero] == " " else signs[2], signs[3]

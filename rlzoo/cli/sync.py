@@ -22,11 +22,7 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
     tracked = [directory for directory in runs if (directory / FOLDER / "record.json").is_file()]
     if not tracked:
         raise UserError(f"{str(runs[0])!r} is not the directory of a tracked run; pass run directories, such as runs/*")
-    console = Plain()
-    for directory in runs:
-        if directory not in tracked:
-            console.print(f"{directory}: skipped, because it is not the directory of a tracked run")
-    sent = [_sync(directory, console) for directory in tracked]  # sync all of them, even if one fails
+    sent = [_sync(directory, Plain()) for directory in tracked]  # sync all of them, even if one fails
     if not all(sent):
         raise typer.Exit(FAILED)
 

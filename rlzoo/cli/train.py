@@ -168,4 +168,7 @@ def _print_result(console: Plain, result: RunResult, run: RunConfig, *, is_quiet
         plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(path))}" for path in run.plugins)
         console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}{plugins}")
     if result.mlflow_run_id:
-        console.print("view the runs in MLflow: rlzoo ui")
+        from rlzoo.journal.tracking.uploads import tracking_uri, without_password
+
+        store = tracking_uri()
+        console.print(f"view the runs in MLflow: {without_password(store) if store.startswith('http') else 'rlzoo ui'}")

@@ -76,12 +76,12 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         known = [*self.entries, *self.aliases]
         listed = f" (installed: {', '.join(known)})" if len(known) <= MOST_LISTED else f"; see `rlzoo {self.command} list`"
         file = f"{name.replace('-', '_')}.py"
-        in_file = (
+        hint = (
             f"; if {file} defines it, add --plugin {file} (in Python: pass the class)"
             if NAME.fullmatch(name) and Path(file).is_file()
-            else ""
+            else "; pass settings with --set, or for several rules in a config (per_clip)" * ("/" in name)
         )
-        raise UserError(f"unknown {self.what} {name!r}{in_file or did_you_mean(name, known) or listed}{left_out}")
+        raise UserError(f"unknown {self.what} {name!r}{hint or did_you_mean(name, known) or listed}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

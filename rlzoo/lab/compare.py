@@ -159,10 +159,6 @@ class Comparison(Tabular):
                     for run in rule.runs
                 ],
                 "gain": rule.gain,
-                "clip_fraction": rule.mean("clip/fraction"),
-                "response_length": rule.mean("response/length_mean", 0.25),
-                "tokens_per_second": rule.mean("throughput/tokens_per_second"),
-                "grad_clipped": rule.mean("learner/grad_clipped"),
                 "profile": rule.profile,
                 "matched_lre_max": [profile.lre_max for profile in rule.matched.values()],
                 "matched_lre": [profile.lre for profile in rule.matched.values()],

@@ -93,6 +93,7 @@ def convert(path: str) -> Path:
                 _write(file, config, temporary)
             follow_umask(temporary)
             temporary.replace(folder)
+            logger.info("converted %s", file.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         lock.release()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.core.errors import RunError, UserError, shown
+from rlzoo.core.errors import RunError, UserError, did_you_mean, shown
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
 
@@ -185,7 +185,7 @@ def _settings(name: str) -> dict[str, Any]:
     try:
         text = read_text(name)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed})") from error
+        raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed}){did_you_mean(name, STAGES)}") from error
     try:
         settings = parse_json(text)
     except UnreadableError as error:
@@ -215,7 +215,10 @@ def _prepare_environment() -> None:
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 
-    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
+    built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if not torch.cuda.is_available() and not next(built.glob("**/deepspeed_shm_comm.so"), None):
+        logger.info("DeepSpeed compiles an extension, which takes a few minutes; this happens once")
+    for lock in built.glob("**/lock"):
         logger.warning(
             "waiting for the process that builds %s; if there is none, stop this run and remove %s", lock.parent, lock
         )
