@@ -80,4 +80,4 @@ def _drift_table(drift: Drift) -> Table:
         ["sd S/L", *drift.sigma_mean],
         ["sd to sampler", *drift.mismatch],
     ]
-    return Table("summed log-ratio S and its standard deviation, sd, by length L in tokens", ["", *labels(drift.edges)], rows)
+    return Table("summed log-ratio S, with spread sd, by length L", ["", *labels(drift.edges)], rows)

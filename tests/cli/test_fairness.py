@@ -14,7 +14,7 @@ def test_fairness_prints_drift_and_clipping_of_the_run_rule(rlzoo, trained):
     code, out, _ = rlzoo("fairness", trained.path)
     assert code == 0
     assert "trained with fspo" in out.splitlines()[0]
-    assert "summed log-ratio S and its standard deviation, sd, by length" in out
+    assert "summed log-ratio S, with spread sd, by length L" in out
     assert "clip fraction by length in tokens" in out
     assert max(map(len, out.splitlines()[1:])) <= 80
     code, out, _ = rlzoo("fairness", trained.path / "rollouts", "--clip", "gspo,grpo", "--json")

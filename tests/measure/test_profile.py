@@ -175,7 +175,7 @@ def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
 def test_intervals_of_individual_bins_are_not_sent_to_mlflow():
     metrics = LengthProfile.of(rows(FSPO(), [0.01] * 6, [1.0] * 6, [2, 4, 6, 8, 10, 12])).metrics()
     assert "clip/fraction_length_bin_0_ci_low" in metrics
-    assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics, "curated")
+    assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics)
     assert {"fairness/lre_max_ci_low", "clip/fraction_negative_length_bin_0", "fairness/ess"} & set(metrics)
 
 

@@ -65,10 +65,11 @@ def test_a_conversion_happens_once_and_is_logged(tiny_package, caplog, capfd):
     (folder,) = conversions(tiny_package)
     content = hashlib.blake2b(gguf_file("smollm2").read_bytes()).hexdigest()
     assert folder.name == f"tiny-{content[:16]}-1"
-    assert [record.getMessage() for record in caplog.records] == [f"converting tiny.gguf into {folder}; this happens once"]
+    messages = [f"converting tiny.gguf into {folder}; this happens once", "converted tiny.gguf"]
+    assert [record.getMessage() for record in caplog.records] == messages
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float32}
     again, _ = load_pretrained("smollm2")
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     assert capfd.readouterr().err == ""
     assert torch.equal(model(IDS).logits, again(IDS).logits)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "1+1"}], tokenize=False) == "1+1"

@@ -14,7 +14,7 @@ from typing import Any
 LARGEST_CALL = 1000  # maximum number of metrics in one call, which is MLflow's own limit
 
 LEFT_OUT = ("learner/objective", "eval/accuracy_se", "fairness/lre_composition_mean", "fairness/lre_total_mean")
-"""Prefixes of metrics that are not sent, because they are not useful as curves. Interval bounds are not sent either."""
+"""Prefixes of metrics that are not sent, because they are not useful as curves. Intervals are sent only for `rlzoo eval`."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
 """Prefixes of metrics for bins of length or number of turns that are sent. Others are only in ``metrics.jsonl``."""
@@ -73,7 +73,7 @@ def curves(row: Mapping[str, float]) -> dict[str, float]:
 
 def is_curve(name: str) -> bool:
     """Whether a metric is useful as a curve."""
-    if name.endswith(("_ci_low", "_ci_high")) or name.startswith(LEFT_OUT):
+    if (name.endswith(("_ci_low", "_ci_high")) and not name.startswith("eval/")) or name.startswith(LEFT_OUT):
         return False
     return not any(kind in name for kind in ("length_bin_", "num_turns_bin_")) or name.startswith(BY_BIN)
 
