@@ -224,7 +224,7 @@ def compare(
     rules = []
     for label, runs in groups.items():
         tables: list[ResponseTable] = []
-        matched: dict[int, LengthProfile] = {}
+        matched, clips_parts = dict[int, LengthProfile](), False
         problems: dict[str, list[str]] = {}  # reasons why length errors are missing, with the seeds
         for run in runs:
             progress(label, next(done), len(all_runs))
@@ -232,16 +232,16 @@ def compare(
                 recorded = RecordedRun.read(run.path, plugins)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy).table)
+                clips_parts |= tables[-1].clips_parts
                 if match is not None:
                     replayed = replay_matched(recorded, policy, match, by_sign=by_sign)
                     matched[run.seed] = replayed.profile
+                    clips_parts |= replayed.table.clips_parts
                     notes += [f"{label}, seed {run.seed}: {replayed.note}"] if replayed.note else []
             except UserError as error:
                 problems.setdefault(str(error), []).append(str(run.seed))
         notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]
-        table = pooled_runs(tables) if tables else None
-        profile = None if table is None else LengthProfile.of(table)
-        clips_parts = table is not None and table.clips_parts
+        profile = LengthProfile.of(pooled_runs(tables)) if tables else None
         rules.append(ComparedRule(label, tuple(runs), estimate(list(scored[label].values())), profile, matched, clips_parts))
     rules.sort(key=lambda rule: -rule.score.iqm)
     pairs = differences({rule.label: scored[rule.label] for rule in rules})

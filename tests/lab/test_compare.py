@@ -250,6 +250,13 @@ def test_a_rule_that_clips_tokens_is_recognised_from_its_decisions(folder):
     assert {each.label: each.clips_parts for each in compare([folder]).rules} == {"fspo": False, "grpo": True}
 
 
+def test_a_rule_that_clipped_nothing_in_training_is_recognised_at_the_matched_clip_fraction(folder, tmp_path):
+    inert = variant(folder / "grpo-0", tmp_path / "inert", clip__clip_low=0.99, clip__clip_high=99.0)
+    (rule,) = compare([inert], match=0.1).rules
+    assert rule.profile.clip_fraction == 0
+    assert rule.clips_parts
+
+
 def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path, trained):
     by_groups = variant(trained.path, tmp_path / "real-0")
     settings = yaml.safe_load((by_groups / "config.yaml").read_text())
