@@ -79,7 +79,7 @@ def main() -> NoReturn:
         sys.exit(FAILED)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a mistake on the command line; typer's errors have no public names
-            if "RANK" in os.environ and "peer" in str(error):  # the launcher names the process that was killed
+            if "RANK" in os.environ and "by peer" in str(error):  # the launcher names the process that was killed
                 _complain(f"the connection to another process broke: {error}")
             else:
                 _show_traceback()
