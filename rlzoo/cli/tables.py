@@ -29,6 +29,7 @@ LATEX_ESCAPES = str.maketrans(
         **{char: f"${char}$" for char in "<>|"},
         "\\": r"\textbackslash{}",
         "\u2013": "--",
+        "\n": " ",  # a folder's name in a comment may contain a line break
     }
 )
 

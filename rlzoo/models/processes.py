@@ -209,16 +209,14 @@ def _prepare_environment() -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise, DeepSpeed guesses the device and logs its guess
+        logger.info("starting DeepSpeed; in a new environment, it first compiles an extension, which takes a few minutes")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
     if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions and is installed next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 
-    built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    if not torch.cuda.is_available() and not next(built.glob("**/deepspeed_shm_comm.so"), None):
-        logger.info("DeepSpeed compiles an extension, which takes a few minutes; this happens once")
-    for lock in built.glob("**/lock"):
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
         logger.warning(
             "waiting for the process that builds %s; if there is none, stop this run and remove %s", lock.parent, lock
         )

@@ -30,7 +30,9 @@ def test_differences_have_a_sign_and_intervals_two_ends():
     assert (interval((0.1, 0.2)), interval((-0.2, -0.1)), interval(None)) == (".100 .200", "-.200 -.100", "-")
 
 
-TABLE = Table("a & b", ["rule", "mean", "95 %", "n"], [["x_y", 1 / 3, (0.1, 0.25), 1000], ["z", math.nan, None, 2]], "paired")
+TABLE = Table(
+    "a & b", ["rule", "mean", "95 %", "n"], [["x_y", 1 / 3, (0.1, 0.25), 1000], ["z", math.nan, None, 2]], "paired\nby seed"
+)
 
 
 def test_csv_has_all_digits_two_columns_for_an_interval_and_empty_cells_for_unknown_numbers(tmp_path):
@@ -54,7 +56,7 @@ def test_latex_is_rounded_and_escaped(tmp_path):
     save_tables([TABLE], None, tmp_path / "t.tex")
     lines = (tmp_path / "t.tex").read_text().splitlines()
     assert lines[2:] == [
-        r"% a \& b: paired",
+        r"% a \& b: paired by seed",
         r"\begin{tabular}{lrrr}",
         r"\toprule",
         r"rule & mean & mean 95 \% & n \\",
